@@ -27,6 +27,7 @@ from mpi4py import MPI
 from .agreement import raise_together
 from .doing import WAITS, WORKS, Doing, doing
 from .finalizing import HeldRequest, before_finalize
+from .waiting import BRIEF
 from .world import end_all_ranks
 
 #: The environment variable with the seconds without an update after which a
@@ -39,6 +40,7 @@ EXIT_CODE = 75
 SILENT, LEFT = 'does not answer', 'has left the job'
 
 _TICK = 1.0             # seconds between looks
+_LEAVING = 1.0          # for which a rank that leaves hears others
 _LATE = 5.0             # between two looks: this process itself was stopped
 _LEAST = 120.0          # seconds without an update, at least
 _UPDATES = 80           # usual updates without one
@@ -108,11 +110,11 @@ class Watch:
     """This rank's thread."""
 
     def __init__(self) -> None:
-        self._comm: MPI.Comm = MPI.COMM_SELF
         self._seconds: float | None = None
-        # By rank of the communicator: who it is; when it spoke, and what.
-        self._everyone = [(0, '')]
-        self._heard: dict[int, tuple[float, View]] = {}
+        # The communicator, and by rank in it: who it is; when it spoke, and
+        # what.  The thread may look while they are set.
+        self._group: tuple[MPI.Comm, list[tuple[int, str]], dict[
+            int, tuple[float, View]]] = MPI.COMM_SELF, [(0, '')], {}
         self._sent: list[HeldRequest] = []
         self._state: Any = None     # what has to change, and since when it
         self._since = 0.0           # has not
@@ -133,14 +135,13 @@ class Watch:
             return
         seconds = comm.bcast(raise_together(comm, _seconds, ValueError))
         if seconds == 0 or comm.allreduce(
-                self._comm.size, MPI.MAX) >= comm.size:
+                self._group[0].size, MPI.MAX) >= comm.size:
             return
         world = MPI.COMM_WORLD
         everyone = comm.allgather((
             world.rank, f'rank {world.rank} of {world.size}, process '
             f'{os.getpid()} on host {os.uname().nodename},'))
-        self._heard, self._everyone = {}, everyone
-        self._comm, self._seconds = comm.Dup(), seconds
+        self._group, self._seconds = (comm.Dup(), everyone, {}), seconds
         if self._thread.ident is None:
             before_finalize(self._end)
             self._thread.start()
@@ -149,7 +150,13 @@ class Watch:
         """Tells all others that this rank leaves in order."""
         self._is_over.set()
         self._thread.join(_LATE)
-        self._tell(View(*self._everyone[self._comm.rank], Doing(LEFT)))
+        comm, everyone, _ = self._group
+        self._hear(start := time.monotonic())
+        self._tell(View(*everyone[comm.rank], Doing(LEFT)))
+        # UCX warns of messages that nobody has received.
+        while self._others() and (now := time.monotonic()) < start + _LEAVING:
+            time.sleep(BRIEF)
+            self._hear(now)
 
     def _run(self) -> None:
         looked = time.monotonic()
@@ -161,18 +168,16 @@ class Watch:
                 self._look(now, was_late)
 
     def _look(self, now: float, was_late: bool) -> None:
-        comm, found = self._comm, doing()
-        while comm.Iprobe():
-            place, view = comm.recv()
-            self._heard[place] = now, view
+        (comm, everyone, heard), found = self._group, doing()
+        self._hear(now)
         state = updates.total, found.state, found.moves
         if was_late or state != self._state:
             self._state, self._since, self._has_judged = state, now, False
         quiet = now - self._since
         limit = updates.limit() if self._seconds is None else self._seconds
-        own = View(*self._everyone[comm.rank], found, updates.total,
+        own = View(*everyone[comm.rank], found, updates.total,
                    quiet / limit)
-        known = {place: view for place, (at, view) in self._heard.items()
+        known = {place: view for place, (at, view) in heard.items()
                  if now - at < _FRESH or view.doing.state == LEFT}
         speak = [view for view in (own, *known.values())
                  if view.doing.state != LEFT]
@@ -188,15 +193,27 @@ class Watch:
                 and own.rank == min(view.rank for view in speak)):
             self._judge([own, *(known.get(place, View(*who, Doing(
                 SILENT, 'stopped, gone, held by a library, or its host is '
-                'lost'))) for place, who in enumerate(self._everyone)
+                'lost'))) for place, who in enumerate(everyone)
                 if place != comm.rank)], quiet)
 
+    def _hear(self, now: float) -> None:
+        comm, _, heard = self._group
+        while comm.Iprobe():
+            place, view = comm.recv()
+            heard[place] = now, view
+
+    def _others(self) -> list[int]:
+        """Places of the ranks that have not left."""
+        comm, _, heard = self._group
+        return [place for place in range(comm.size) if place != comm.rank
+                and (place not in heard
+                     or heard[place][1].doing.state != LEFT)]
+
     def _tell(self, view: View) -> None:
+        comm = self._group[0]
         self._sent = [one for one in self._sent if not one.test()]
-        for place in range(self._comm.size):
-            if place != self._comm.rank:
-                self._sent.append(HeldRequest(self._comm.isend(
-                    (self._comm.rank, view), place)))
+        self._sent += [HeldRequest(comm.isend((comm.rank, view), place))
+                       for place in self._others()]
 
     def _judge(self, views: Sequence[View], quiet: float) -> None:
         verdict = find_cause(sorted(views), self._seconds is not None)

@@ -125,6 +125,14 @@ def test_ranks_are_placed_host_by_host_under_the_hosts_names(
             ['node0', 'node0', 'node1', 'node1'])], done.stderr
 
 
+def test_a_job_leaves_no_message_behind(possible):
+    """UCX would warn of each, at the end of every job over hosts."""
+    done = _run('--hosts', '3', '--', sys.executable, '-c', _EXCHANGES,
+                CHAINER_FP8PIPE_STALL='100')
+    assert done.returncode == 0, done.stderr
+    assert 'was not matched' not in done.stdout + done.stderr
+
+
 def test_messages_between_hosts_pass_the_links(measured):
     sent = measured['between']
     assert _MIB < sent['node0/eth0'] < 1.3 * _MIB
