@@ -35,7 +35,8 @@ class Followed:
 
     def __init__(self, own: Any, comm: MPI.Comm,
                  before: Callable[[], None] = lambda: None) -> None:
-        self.own, self._comm, self._before = own, comm, before
+        self.own = self.__wrapped__ = own
+        self._comm, self._before = comm, before
 
     def __call__(self, trainer: Any) -> bool:
         self._before()

@@ -147,10 +147,8 @@ class Snapshot(extension.Extension):
                 agree(ranks, {}, wait=_in_time)
                 raise_together(ranks, look)
                 for folder in _folders(ranks, self.directory(trainer)):
-                    # What a killed job has left.
-                    if iteration_of(folder) > begin and (
-                            not _files(ranks, folder)[0]):
-                        shutil.rmtree(folder, ignore_errors=True)
+                    if iteration_of(folder) > begin:
+                        _set_aside(folder, bool(_files(ranks, folder)[0]))
             if hasattr(trainer.stop_trigger, 'serialize'):
                 self._stop = arrays_of(trainer.stop_trigger, 'stop_trigger/')
         for entry in trainer._extensions.values():
@@ -242,22 +240,11 @@ class Snapshot(extension.Extension):
             for text in sorted(left_out - self._named)])
         self._named |= left_out
 
-
     def _make_room(self, folder: str) -> None:
         """Of all ranks that see one of these the first one does it."""
         found = find_snapshots(os.path.dirname(folder) or '.')
-        older = [one for one in found
-                 if iteration_of(one) <= iteration_of(folder)]
-        for one in older[:-self._retain] if self._retain else ():
+        for one in found[:-self._retain] if self._retain else ():
             shutil.rmtree(one, ignore_errors=True)
-        # Of a run that was given up.
-        for one in found[len(older):]:
-            with contextlib.suppress(OSError):
-                os.rename(one, f'{one}.given_up.{uuid.uuid4().hex[:8]}')
-        with contextlib.suppress(OSError):  # nor what it has of others
-            for name in os.listdir(folder):
-                if not name.endswith(f'of{all_ranks(self._comm).size}.npz'):
-                    os.remove(os.path.join(folder, name))
 
 
 class _Writing(threading.Thread):
@@ -371,6 +358,17 @@ def go_on(updater: Any) -> None:
             optimizer.is_changed(optimizer.target)
     if hasattr(updater, 'resumed'):
         updater.resumed()
+
+
+def _set_aside(folder: str, is_whole: bool) -> None:
+    """Renames a snapshot of a run that was given up, or removes a half one.
+
+    All ranks do so, and the first one's counts.
+    """
+    if not is_whole:
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rename(folder, f'{folder}.given_up.{uuid.uuid4().hex[:8]}')
 
 
 def _in_time(done: Callable[[], bool]) -> None:

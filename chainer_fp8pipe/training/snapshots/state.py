@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import pickle
 import random
@@ -125,16 +126,19 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
         *((f'of iterator/{name}', one) for name, one in getattr(
             updater, '_iterators', {}).items())]
     for name, entry in trainer._extensions.items():
-        found += [(f'extension/{name}', getattr(
-            entry.extension, '__self__', entry.extension)),
-            (f'trigger of/{name}', entry.trigger)]
+        own = inspect.unwrap(entry.extension)
+        found += [(f'extension/{name}', getattr(own, '__self__', own)),
+                  (f'trigger of/{name}', inspect.unwrap(entry.trigger))]
     for key, one in found:
-        package = str(getattr(one, '__module__', '')).partition('.')[0]
-        if package not in LIBRARIES:
+        if not _is_librarys(one):
             yield f'job/{key}', one
     for name, optimizer in updater.get_all_optimizers().items():
         for place, link in optimizer.target.namedlinks():
             yield f'job/link/{name}{place}', link
+
+
+def _is_librarys(one: Any) -> bool:
+    return str(getattr(one, '__module__', '')).partition('.')[0] in LIBRARIES
 
 
 def _attributes(owner: Any) -> dict[str, Any]:
@@ -192,7 +196,8 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
                     kept[name] = _pack(value, key, arrays)
                 except (TypeError, RecursionError):     # it has itself
                     left_out += [f'{name} of {key[4:].replace("/", " ", 1)}, '
-                                 f'a {type(value).__name__}'] * is_changed()
+                                 f'a {type(value).__name__}'] * (
+                                     is_changed() and not _is_librarys(owner))
         if kept or key.startswith(_KEPT):
             state |= {key: _json([type(owner).__name__, kept]), **arrays}
     return state, left_out
@@ -205,9 +210,17 @@ def _restore_kept(state: State, trainer: training.Trainer) -> None:
     for key, owner in _owners(trainer):
         kept = json.loads(state[key].tobytes())[1] if key in state else {}
         for name, packed in kept.items():
-            value = _unpack(packed, state, device)
-            if key.startswith(_KEPT) and name in vars(owner):
-                script.append([vars(owner), name, vars(owner)[name]])
+            value, old = _unpack(packed, state, device), vars(owner).get(name)
+            if key.startswith(_KEPT):
+                if name in vars(owner):
+                    script.append([vars(owner), name, old])
+            # The script may have other names of it.
+            elif type(old) is type(value) is list:
+                old[:], value = value, old
+            elif type(old) is type(value) is dict:
+                old.clear()
+                old.update(value)
+                value = old
             vars(owner)[name] = value
 
     # Extensions expect the script's values where a training goes on:

@@ -22,6 +22,7 @@ from mpi4py import MPI
 
 from ...command_line import Interval
 from ...intercept.training_objects import LIBRARIES, Originals
+from ...mpi.agreement import of_first_rank
 from ...report.launch_protocol import LauncherLine, is_launched
 from ...report.record import written_whole
 from ..run_report import RunReport
@@ -107,10 +108,9 @@ class Additions(Originals):
                 option = '--snapshots' if kind is Snapshot else '--report'
                 raise Refusal(f'the Trainer has a {kind.__name__} of its own; '
                               f'leave {option} out')
-        if self._snapshots:
-            self._resume(trainer, self._comm.bcast(
-                self._choose(trainer, self._snapshots)
-                if self._comm.rank == 0 else None))
+        if snapshots := self._snapshots:
+            self._resume(trainer, of_first_rank(
+                self._comm, lambda: self._choose(trainer, snapshots)))
         if self._report:
             trainer.extend(RunReport(self._comm, directory=_numbered(
                 self._report, self._trainers)))

@@ -107,9 +107,12 @@ def by_first_rank(comm: MPI.Comm, what: Any, action: Callable[[], object],
         try:
             action()
         except Exception as error:
-            problem = error if isinstance(error, OSError) else RuntimeError(
+            if isinstance(error, OSError):
+                problem = error
+                raise
+            problem = RuntimeError(
                 f'rank 0: {type(error).__name__}: {error}')
-            raise
+            raise problem from error        # the same on all ranks
         finally:
             for rank in range(1, comm.size):
                 keep_forever(comm.isend((what, problem), rank))

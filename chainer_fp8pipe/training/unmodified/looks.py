@@ -135,7 +135,8 @@ class Looking:
     """
 
     def __init__(self, own: Any, whole: WholeModel) -> None:
-        self._own, self._whole = own, whole
+        self._own = self.__wrapped__ = own
+        self._whole = whole
 
     def __call__(self, *args: Any) -> Any:
         with self._whole.seen():

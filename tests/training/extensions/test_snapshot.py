@@ -476,6 +476,32 @@ def test_what_does_not_fit_is_refused_on_all_ranks(comm, tmp_path):
         assert trainer.updater.iteration == 0
 
 
+class Keeps:
+    """An extension with a list and a dictionary of the script's."""
+
+    trigger = 1, 'iteration'
+
+    def __init__(self, log, last):
+        self.log, self.last = log, last
+
+    def __call__(self, trainer):
+        self.log.append(trainer.updater.iteration)
+        self.last['update'] = trainer.updater.iteration
+
+
+@on_ranks(2)
+def test_what_an_extension_shares_with_the_script_stays_shared(comm, tmp_path):
+    for log, last in ([], {}), ([], {}):
+        trainer, communicator = make_trainer(comm, tmp_path, 2)
+        trainer.extend(Keeps(log, last), name='keeps')
+        trainer.extend(Snapshot(communicator))
+        if not os.path.exists(tmp_path / 'snapshot_iter_10.ranks'):
+            trainer.run()
+        comm.Barrier()
+    assert resume(trainer, communicator, str(tmp_path)) == 10
+    assert (log, last) == ([*range(1, 11)], {'update': 10})
+
+
 class Threaded:
     """An extension with what no snapshot has."""
 

@@ -367,7 +367,11 @@ def test_a_run_that_was_given_up_is_not_gone_on_from(comm, tmp_path):
     trainer, communicator = make(comm, tmp_path, 5)
     assert resume(trainer, communicator,
                   str(tmp_path / 'snapshot_iter_3.ranks')) == 3
+    seen = []       # by an extension after Snapshot: a kill may come then
+    trainer.extend(lambda trainer: seen.append(names(tmp_path)), name='seen',
+                   trigger=(1, 'iteration'), priority=-200)
     trainer.run()
+    assert seen[0] == ['snapshot_iter_3.ranks']
     comm.Barrier()
     assert names(tmp_path) == ['snapshot_iter_3.ranks',
                                'snapshot_iter_5.ranks']
