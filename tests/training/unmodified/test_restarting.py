@@ -102,9 +102,18 @@ def test_a_pipeline_goes_on_from_its_snapshot(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         for stop in stops:
-            run(folder, stop, '--pipeline', '2', '--micro-batches', '2',
-                ranks=2, code=0 if stop == (9, 9) else 7, more="""
+            done = run(folder, stop, '--pipeline', '2', '--micro-batches',
+                       '2', ranks=2, code=0 if stop == (9, 9) else 7, more="""
+    class Counts:
+        trigger, count = (1, 'iteration'), 0
+        def __call__(self, trainer):
+            self.count += 1
+            if self.count == 20:
+                print('counted all')
+    trainer.extend(Counts(), 'counts')
     trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))""")
+            assert 'in no snapshot' not in done.stderr
+        assert 'counted all' in done.stdout     # over both starts
         losses.append(re.findall(r'"main/loss": .*', (
             folder / 'result' / 'log').read_text()))
     assert len(losses[0]) == 20
