@@ -82,9 +82,8 @@ class Aggregated(Engine):
             self._tell(Order(bucket.state.codec, tuple(bucket.tensors.sizes)))
 
     def free(self) -> None:
-        """Finishes what is under way, and lets the aggregators leave."""
-        self.finish_all()
-        self._leave()
+        """Lets the aggregators leave; ends all if a bucket is under way."""
+        self.leave_at_exit()
         super().free()
         self._everyone.Free()
 

@@ -194,8 +194,10 @@ NO_ORDER = """
      'rank 1 of 3 failed(?s:.*)ValueError: so it goes'),
     ({'dying': 0, 'steps': 100, 'how': NO_ORDER}, None, '',
      'rank 2 of 3 failed(?s:.*)aggregator.py'),
-    ({'dying': 0, 'steps': 6, 'how': IN_THE_MIDDLE}, None, '',
-     'rank 0 of 3 left in the middle of an all-reduce'),
+    *(({'dying': 0, 'steps': 6, 'how': IN_THE_MIDDLE.replace(
+        'sys.exit(0)', end)}, None, '',
+       'rank 0 of 3 left in the middle of an all-reduce')
+      for end in ('sys.exit(0)', 'comm.finalize()')),
     ({'dying': 1, 'how': KILL}, None, '9', ''),
     ({'dying': 2, 'steps': 10 ** 9}, None, '9', '')])
 def test_the_end_of_a_program_is_that_of_all_ranks(tmp_path, given, code,
