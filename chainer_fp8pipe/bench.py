@@ -40,7 +40,7 @@ Without a cluster: chainer_fp8pipe.launcher.virtual_hosts makes hosts.
 
 
 class Result(NamedTuple):
-    """What a mean of gradients takes."""
+    """Seconds and bytes of one mean of gradients."""
 
     size: int           # elements of the gradients
     codec: str

@@ -51,7 +51,7 @@ _SHORT, _TIMES = 2e-3, 3
 
 @dataclass(eq=False)
 class Figures:
-    """What is known of all calls of one form; see :class:`.Call`."""
+    """Times, memory and outputs that calls of one form share."""
 
     name: str
     outputs: dict[int | str, Value] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a rank knows of a model that was cut, and the model's own class."""
+"""A divided model on one rank: its programs, and the class that it gets."""
 # Each rank keeps the links of the whole model, and placeholders for the
 # parameters of others.  It records the micro-batches of a step, one after the
 # other; a layout says which calls are its own.
@@ -73,7 +73,7 @@ class Chunk:
 
 
 class Partition:
-    """What a rank knows of a model that was cut.
+    """A divided model as one rank has it: plan, layouts, parameters, state.
 
     Args:
         recorder: Of the whole model.

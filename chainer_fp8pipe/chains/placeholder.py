@@ -456,7 +456,7 @@ def _result_of(function: Callable, leaves: list[Any], tree: Any) -> _Result:
 
 
 def _result(function: Callable, arrays: list[Any], tree: Any) -> _Result:
-    """What a function gives for made-up values.
+    """Calls a function with made-up values; the form of its result.
 
     Raises:
         PlaceholderError: It gives no array, writes to one, or the shape

@@ -78,7 +78,7 @@ class Placement:
             names.parameters, key=lambda name: names.shaped.index(name) + 1
             if name in names.shaped else 0)
             if names.parameters[name]._data[0] is not None]))
-        # What a rank does with a value is a part of what it agrees on next.
+        # A rank's error with one value is raised when all ask for the next.
         while (host := _together(comm, lambda: next(values, None))) is not (
                 None):
             _broadcast(comm, host, 0)

@@ -103,7 +103,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             updates.finished((id(setup), exchange.number))
 
     def watcher(self, model: chainer.Link) -> Any:
-        """Who sends gradients of a model while backward goes on, if any."""
+        """What sends a model's gradients early; None: nothing does."""
         if not self._patches or self._is_finalized:
             return None
         return self._known(model) or self._make(model)

@@ -123,7 +123,7 @@ class Options:
                 'pass another algorithm')
 
     def described(self) -> dict[str, str]:
-        """What ranks compare: each option by name."""
+        """Names each option with its value, for :func:`.agree`."""
         return {f'option {name} of the communicator': repr(value)
                 for name, value in dataclasses.asdict(self).items()}
 

@@ -135,7 +135,7 @@ class Exchange:
             raise ValueError('this is no state of a communicator of '
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
-        # What has been sent of a void update is withdrawn with its state.
+        # A copy withdraws the void buckets that the former state encoded.
         if self.setup.early is self:
             self.setup.early = copy.copy(self)
         self.updates, self.state = updates, state
