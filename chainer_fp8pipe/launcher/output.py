@@ -2,9 +2,9 @@
 # The launcher knows nothing of ranks but what they print on the standard error
 # stream (report.launch_protocol), what the program that starts them says of a
 # death, and exit codes.  MPICH names the process that was the first to end,
-# which may be one that it has ended itself, while the dead one was writing its
-# core.  The exit codes of all ranks, for which it is asked, tell the two apart
-# where the signals differ; else all that were killed are named.
+# which may be one that it has killed itself, while the dead one was writing
+# its core.  The statuses of all ranks, for which it is asked, tell the two
+# apart unless both were killed; then all that were are named.
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +30,6 @@ _RANK = re.compile(
     re.escape(RANK) + r'(?P<name>rank (\d+) of \d+) = PID (\d+) on (.*)$')
 #: A line for each host, whose ranks follow each other.
 _CODES = re.compile(r'(\[mpiexec@[^\]]*\] Exit codes: |^)\[\S+\] ([\d,]+)$')
-_CLEARED_UP = signal.SIGTERM, signal.SIGKILL
 _FIRST = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
 _DIED = re.compile(
     r'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)|'
@@ -171,14 +170,20 @@ class JobOutput:
             self.cause = self.cause or cause
 
     def _has_died(self, rank: str | None, number: int) -> None:
-        codes = {one: self._codes[one] for one in self._ranks
-                 if one < len(self._codes)}
+        # As of wait(): 128 says that there is a core.
+        codes = {one: code if (code := self._codes[one]) >= 1 << 8 else
+                 code & 127 for one in self._ranks if one < len(self._codes)}
         process, _ = self._first
         same = [one for one, known in self._ranks.items()
                 if known[1] == process]
+        if exited := [one for one, code in codes.items() if code >= 1 << 8]:
+            if not self.failed:     # by itself, as by os._exit()
+                self.failed = self._ranks[exited[0]][0]
+                self.error = f'exit code {codes[exited[0]] >> 8}'
+            return
         suspects = [int(rank)] if rank else (
             [one for one, code in codes.items()
-             if 0 < code < 1 << 7 and code not in _CLEARED_UP]
+             if code not in (0, signal.SIGTERM, signal.SIGKILL)]
             or [one for one, code in codes.items() if code == signal.SIGKILL]
             # Hydra and the rank may know a host by different names.
             or [one for one in same if self._ranks[one][1:] == self._first]

@@ -109,6 +109,13 @@ def test_a_rank_that_is_slow_to_die_is_told_from_those_that_are_ended(
     assert output.cause == said
 
 
+def test_a_rank_that_ends_by_itself_is_told_from_those_that_are_killed():
+    output = JobOutput()
+    shown(output, f'{LINES}[mpiexec@h] Exit codes: [h] 0,9,768,9\n{DIED}')
+    assert (output.cause, output.failed, output.error) == (
+        '', 'rank 2 of 4', 'exit code 3')
+
+
 def test_ranks_of_two_hosts_may_be_processes_of_one_number():
     output = JobOutput()
     shown(output, f'{RANK}rank 0 of 2 = PID 7 on a\n{RANK}rank 1 of 2 = PID 7 '
