@@ -176,14 +176,16 @@ class JobOutput:
         process, _ = self._first
         same = [one for one, known in self._ranks.items()
                 if known[1] == process]
-        if exited := [one for one, code in codes.items() if code >= 1 << 8]:
-            if not self.failed:     # by itself, as by os._exit()
+        crashed = [one for one, code in codes.items() if 0 < code < 1 << 8
+                   and code not in (signal.SIGTERM, signal.SIGKILL)]
+        exited = [one for one, code in codes.items() if code >= 1 << 8]
+        if exited and not crashed:      # by itself, as by os._exit()
+            if not self.failed:
                 self.failed = self._ranks[exited[0]][0]
                 self.error = f'exit code {codes[exited[0]] >> 8}'
             return
         suspects = [int(rank)] if rank else (
-            [one for one, code in codes.items()
-             if code not in (0, signal.SIGTERM, signal.SIGKILL)]
+            crashed
             or [one for one, code in codes.items() if code == signal.SIGKILL]
             # Hydra and the rank may know a host by different names.
             or [one for one in same if self._ranks[one][1:] == self._first]

@@ -91,6 +91,8 @@ def test_lines_say_who_died_or_why_the_job_stands_still(said, cause):
 @pytest.mark.parametrize(('codes', 'number', 'said'), [
     ('[h] 9,15\n[i] 7,0\n', 15,
      'rank 2 of 4, process 8 on host h, was killed by SIGBUS'),
+    ('[h] 0,256,139,0\n', 11,
+     'rank 2 of 4, process 8 on host h, was killed by SIGSEGV'),
     ('[h] 0,9,0\n[i] 0\n', 9, KILLED),
     ('[h] 0,15,9,0\n', 15,
      f'rank 2 of 4, process 8 on host h, was {BY_KILL}'),
