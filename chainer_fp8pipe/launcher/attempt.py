@@ -25,7 +25,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from .output import STDERR, STDOUT, Ending, JobOutput, Lines, ending_of, show
+from .output import (
+    STDERR,
+    STDOUT,
+    Ending,
+    JobOutput,
+    Lines,
+    ending_of,
+    say,
+    show,
+)
 
 TICK = 0.1              # seconds between looks
 _PATIENCE = 5.0         # for a job to end by itself after a rank has died
@@ -123,6 +132,9 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
             relay.join(_GRACE)
         remove_segments(at)
     code = process.poll()
+    if code == 0 and not output.done:
+        say('no rank has come to the end of the script, though the exit code '
+            'is 0: one may have called os._exit()')
     return ending_of(
         output, 0 if is_late and output.done == ranks else
         -signal.SIGKILL if code is None else code, has_hosts)._replace(

@@ -109,9 +109,10 @@ def test_a_wrong_command_line_is_explained(tmp_path, capsys, monkeypatch,
 
 
 def test_ranks_run_the_script_by_the_command_run(launch, tmp_path):
-    code, _ = launch('', options=(
+    code, said = launch('', options=(
         '-n', '2', '--snapshots', 'saved', '--communicator', 'fp8'))
     assert code == 0
+    assert 'no rank has come to the end of the script' in said
     assert commands(tmp_path) == [
         shlex.join(['-print-all-exitcodes', '-n', '2', sys.executable, '-m',
                     'chainer_fp8pipe', 'run', '--snapshots', 'saved',
