@@ -81,17 +81,6 @@ def test_aggregators_leave_though_there_was_no_bucket_or_no_order(comm):
 
 
 @on_ranks(2)
-def test_free_finishes_what_is_under_way(comm):
-    buckets = []
-
-    def body(algorithm, workers):
-        buckets.append(algorithm.submit(
-            bucket_of(Cast('float32'), tensors_of(0, [5000]))))
-    on_workers(comm, body)
-    assert all(bucket.finished for bucket in buckets)
-
-
-@on_ranks(2)
 def test_communicators_are_given_back_to_mpi(comm):
     with communicators_left(comm, 30):
         for _ in range(20):     # of several each
