@@ -28,7 +28,7 @@ from .mpi.finalizing import before_finalize
 from .mpi.waiting import wait_until
 from .pipeline.schedules import SCHEDULES
 from .planner.job_plan import JobPlan, shapes_of
-from .report.launch_protocol import is_launched, say_done
+from .report.launch_protocol import DONE, is_launched, tell
 from .report.quantities import parse_bytes
 from .training.unmodified.averaging import RankAware
 from .training.unmodified.job import Options, PipelineJob
@@ -152,7 +152,7 @@ def _run(options: argparse.Namespace, jobs: list[Any]) -> None:
     if comm.size < MPI.COMM_WORLD.size:     # who waits takes no core
         before_finalize(lambda: wait_until(MPI.COMM_WORLD.Ibarrier().Test))
         if MPI.COMM_WORLD.rank:
-            say_done()
+            tell(DONE)
             return
     launch(options.script, options.arguments, 'run', *jobs, comm=comm)
 

@@ -104,7 +104,6 @@ class Bucket:
     Attributes:
         maxima: What the codec has proposed, and the request that makes it the
             maximum of all ranks; None if it needs none.
-        arrive: To be called when the mean is there, if anybody wants to know.
         compiled: The bucket in compiled code.
         finished: The mean is in the wire, or decoded, and nothing is on its
             way.
@@ -117,7 +116,6 @@ class Bucket:
         self.encodes, self.decodes = encodes, decodes
         self.contributes, self.number = contributes, number
         self.maxima: tuple[numpy.ndarray, HeldRequest] | None = None
-        self.arrive: Callable[[], None] | None = None
         self.compiled = _Bucket()
         self.finished = False
 
@@ -236,8 +234,6 @@ class Engine:
     def submit(self, bucket: Bucket) -> Bucket:
         """Puts a bucket behind the others, and returns it; does not wait."""
         if bucket.tensors.state is None:
-            bucket.arrive = self.events.travel(
-                bucket.tensors.names, bucket.wire.nbytes)
             with self.events.section('encode'):
                 found = bucket.state.codec.propose(
                     bucket.state, bucket.tensors)
@@ -419,8 +415,6 @@ class Engine:
                 continue
             del self._under_way[address]
             bucket.tensors.conclude()
-            if bucket.arrive:
-                bucket.arrive()
             bucket.finished = True      # other threads may go on from here
 
     def sums(self, codec: Codec) -> Sums:

@@ -1,7 +1,4 @@
-"""How ranks tell a launcher how far the training is.
-
-The launcher knows nothing of ranks but their output and their end.
-"""
+"""How ranks tell a launcher how far the training is: by lines of output."""
 from __future__ import annotations
 
 import functools
@@ -15,9 +12,11 @@ LAUNCHED = 'CHAINER_FP8PIPE_LAUNCH'
 ENDED = 'CHAINER_FP8PIPE_ENDED'
 #: Begins a line about an update that is done; its number follows.
 UPDATED = 'chainer_fp8pipe run: done with update '
-#: The line of a rank in which the script has ended in order.
+#: The line of a rank in which the script has ended in order.  What it has
+#: left running may keep the program that starts ranks from ending.
 DONE = 'chainer_fp8pipe run: the script has ended'
-#: Begins a line about a rank: ``rank 1 of 4 = PID 1479 on b`` follows.
+#: Begins a line about a rank: ``rank 1 of 4 = PID 1479 on b`` follows.  What
+#: starts ranks names processes alone where one dies.
 RANK = 'chainer_fp8pipe run: is there: '
 
 _SECONDS = 0.5          # between lines about updates
@@ -28,7 +27,8 @@ def is_launched() -> bool:
     return LAUNCHED in os.environ
 
 
-def _say(line: str) -> None:
+def tell(line: str) -> None:
+    """Tells the launcher that has started this rank, if any."""
     # In one piece, so that it is a line also among others' output; Python's
     # own stream may lead nowhere meanwhile.
     if is_launched():
@@ -37,21 +37,9 @@ def _say(line: str) -> None:
 
 @functools.cache
 def say_rank(rank: int, size: int) -> None:
-    """Tells a launcher which process a rank is; once.
-
-    What starts ranks names processes alone where one dies.
-    """
-    _say(f'{RANK}rank {rank} of {size} = PID {os.getpid()} on '
+    """Tells a launcher which process a rank is; once."""
+    tell(f'{RANK}rank {rank} of {size} = PID {os.getpid()} on '
          f'{os.uname().nodename}')
-
-
-def say_done() -> None:
-    """Tells a launcher that the script has ended here.
-
-    What the script has started and left running may keep the program that
-    starts ranks from ending.
-    """
-    _say(DONE)
 
 
 class LauncherLine:
@@ -64,4 +52,4 @@ class LauncherLine:
         """Call it after each update, with its number."""
         if (now := time.monotonic()) >= self._next:
             self._next = now + _SECONDS
-            _say(f'{UPDATED}{update}')
+            tell(f'{UPDATED}{update}')

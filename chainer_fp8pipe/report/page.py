@@ -1,16 +1,13 @@
 """One HTML page about a run: text, tables and SVG, without scripts.
 
-A page is a list of sections: a question about a run, and its answer.  Two
-updates are also files beside the page, which Perfetto shows.
+A page is a list of sections: a question about a run, and its answer.
 """
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
 
 from . import svg
 from .quantities import seconds, share, size
@@ -36,13 +33,13 @@ svg { width: 100%; min-width: 640px; max-width: 900px; fill: currentColor;
 
 
 def write_page(record: RunRecord, path: str | os.PathLike[str]) -> None:
-    """Writes a page about a run, and files of two updates beside it.
+    """Writes a page about a run, and a file for Perfetto beside it.
 
     Args:
         record: Of the run.
         path: Of the page, which is replaced as a whole.  Beside it a usual
-            and the slowest recorded update are written as Chrome traces,
-            ``report_usual.json`` for ``report.html``.
+            update is written as Chrome trace, ``report.json`` for
+            ``report.html``.
 
     Raises:
         OSError: A file cannot be written.
@@ -50,14 +47,13 @@ def write_page(record: RunRecord, path: str | os.PathLike[str]) -> None:
     ranks: dict[str, list[RankInterval]] = defaultdict(list)
     for one in sorted(record.intervals, key=lambda one: one.rank):
         ranks[f'rank {one.rank}'].append(one)
-    last = record.starts[-1:]
     sections = {
         'What came out?': _table(verdict(record))
         + _paragraphs(record.remarks),
         'Is it learning?': _curves(record),
         'Where does the time go?': _phases(ranks),
-        'What does each rank do when?': _timelines(
-            record, os.path.splitext(os.fspath(path))[0]),
+        'What does each rank do when?': _timeline(
+            record, os.path.splitext(os.fspath(path))[0] + '.json'),
         'Which rank is slow?': _paragraphs(
             diagnose(record) or ['None stands out.']),
         'What crosses the network?': _table([
@@ -65,25 +61,20 @@ def write_page(record: RunRecord, path: str | os.PathLike[str]) -> None:
             for name, its in ranks.items()
             for codec, sent, float32 in mean_sent(its)],
             ('', 'as', 'sent in an update', 'in float32')),
-        'How much memory?': _table([
-            (name, size(most)) for name, its in ranks.items()
-            if (most := max(one.peak for one in its))],
-            ('', 'most of the process')),
         'What did it run with?': _table([
-            pair for start in last for pair in (
-                ('command', ' '.join(start.command)), *start.options.items(),
-                *start.versions.items())])}
+            pair for start in record.starts[-1:]
+            for pair in start.settings.items()])}
     title = svg.escaped(record.name)
-    with written_whole(path, 'wb') as file:
-        file.write((
+    answers = '\n'.join(
+        f'<h2>{question}</h2>\n'
+        f'{answer or _paragraphs(["Nothing was recorded."])}'
+        for question, answer in sections.items())
+    with written_whole(path) as file:
+        file.write(
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width">\n'
             f'<title>{title}</title>\n<style>{_STYLE}</style></head>\n'
-            f'<body><h1>{title}</h1>\n' + '\n'.join(
-                f'<h2>{question}</h2>\n'
-                f'{answer or _paragraphs(["Nothing was recorded."])}'
-                for question, answer in sections.items())
-            + '\n</body></html>\n').encode(errors='replace'))
+            f'<body><h1>{title}</h1>\n{answers}\n</body></html>\n')
 
 
 def _curves(record: RunRecord) -> str:
@@ -94,59 +85,52 @@ def _curves(record: RunRecord) -> str:
         for name, value in point.values.items():
             series[name.rsplit('/', 1)[-1]][name].append(
                 (point.iteration, value))
-    found = ''
-    for name in sorted(series, key=lambda name: (
-            name != 'loss', name != 'accuracy', name)):
-        found += _wide(svg.lines(name, series[name], [
-            start.iteration for start in record.starts if start.iteration]))
-        if bad := sum(not math.isfinite(value) for line in
-                      series[name].values() for _, value in line):
-            found += _paragraphs([f'{bad} values of {name} are not finite, '
-                                  'and left out.'])
-    return found
+    marks = [one.iteration for one in record.starts if one.iteration]
+    return ''.join(
+        _wide(svg.lines(name, series[name], marks)) for name in sorted(
+            series, key=lambda name: (name != 'loss', name != 'accuracy',
+                                      name)))
 
 
-def _phases(ranks: Mapping[str, Sequence[RankInterval]]) -> str:
+def _phases(ranks: dict[str, list[RankInterval]]) -> str:
     """Mean time of an update by rank: bars, and the same as a table."""
     bars = {}
     for name, its in ranks.items():
-        bars[name] = mean_of(its, attrgetter('phases'))
-        if hidden := mean_of(its, attrgetter('hidden')):
+        bars[name] = mean_of(its, 'phases')
+        if hidden := mean_of(its, 'hidden'):
             # In the thread that exchanges.
             bars[name.replace('rank', 'beside')] = hidden
     used = [phase for phase in PHASES
             if any(bar.get(phase) for bar in bars.values())]
     boxes, lines = [], []
     for row, (name, bar) in enumerate(bars.items()):
-        left, whole, cells = 0.0, sum(bar.values()) or 1.0, []
+        left, whole = 0.0, sum(bar.values()) or 1.0
         for phase in used:
-            right = left + 1e3 * bar.get(phase, 0.0)
-            cells.append(f'{seconds(bar.get(phase, 0.0))} '
-                         f'({share(bar.get(phase, 0.0) / whole)})')
-            boxes.append(svg.Box(row, 1.0, left, right, look_of(phase)[1],
-                                 f'{name}: {phase}, {cells[-1]}'))
+            part = bar.get(phase, 0.0)
+            right = left + 1e3 * part
+            boxes.append(svg.Box(
+                row, left, right, look_of(phase)[1], f'{name}: {phase}, '
+                f'{seconds(part)} ({share(part / whole)})'))
             left = right
-        lines.append((name, seconds(sum(bar.values())), *cells))
-    return _wide(svg.boxes('Mean time of an update by rank', [*bars], boxes,
-                           dict(map(look_of, used)))) + _table(
-        lines, ('', 'all', *used))
+        lines.append((name, seconds(sum(bar.values())), *(
+            seconds(bar.get(phase, 0.0)) for phase in used)))
+    return _wide(svg.boxes(
+        'Mean time of an update by rank', [(name, 1.0) for name in bars],
+        boxes, dict(map(look_of, used)))) + _table(lines, ('', 'all', *used))
 
 
-def _timelines(record: RunRecord, stem: str) -> str:
-    """A usual update and the slowest one, and files of both."""
+def _timeline(record: RunRecord, path: str) -> str:
+    """A recorded update whose time is usual, and a file of it."""
     by_time = sorted(record.updates, key=lambda one: one.seconds)
-    found = ''
-    for kind, update in zip(('usual', 'slowest'), (
-            *by_time[(len(by_time) - 1) // 2:][:1], *by_time[-1:]),
-            strict=False):
-        path = f'{stem}_{kind}.json'
-        with written_whole(path) as file:
-            json.dump(chrome_trace(update.events), file)
-        found += _wide(draw_timeline(
-            f'Update {update.iteration}, the {kind} one of {len(by_time)} '
-            'recorded', update.events)) + _paragraphs([
-                f'{os.path.basename(path)} has it for ui.perfetto.dev.'])
-    return found
+    if not by_time:
+        return ''
+    update = by_time[(len(by_time) - 1) // 2]
+    with written_whole(path) as file:
+        json.dump(chrome_trace(update.events), file)
+    return _wide(draw_timeline(
+        f'Update {update.iteration}, a usual one of {len(by_time)} recorded',
+        update.events)) + _paragraphs(
+            [f'{os.path.basename(path)} has it for ui.perfetto.dev.'])
 
 
 def _paragraphs(texts: Iterable[str]) -> str:

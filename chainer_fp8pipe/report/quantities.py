@@ -1,8 +1,6 @@
-"""Quantities as people write and read them, and memory as the system has it.
-"""
+"""Quantities as people write and read them."""
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -11,9 +9,8 @@ from typing import Any
 _TIMES = ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'µs'))
 _SIZES = ('B', 'kB', 'MB', 'GB', 'TB')
 _COUNTS = {'': 1, 'k': 10 ** 3, 'm': 10 ** 6, 'g': 10 ** 9, 't': 10 ** 12}
-_BYTES = {'': 1, 'b': 1, **{
-    f'{name}{ending}': scale for name, scale in _COUNTS.items() if name
-    for ending in ('', 'b')}, **{
+_BYTES = {'b': 1, **_COUNTS, **{
+    f'{name}b': scale for name, scale in _COUNTS.items()}, **{
     f'{name}ib': 2 ** (10 * power) for power, name in enumerate('kmgt', 1)}}
 _RATES = {f'{name}{ending}': scale for name, scale in _COUNTS.items()
           for ending in ('bit', 'bit/s', 'bps')}
@@ -22,8 +19,6 @@ _RATES = {f'{name}{ending}': scale for name, scale in _COUNTS.items()
 def number(value: float, digits: int = 4) -> str:
     """So many significant digits; an exponent only below 0.0001 and from a
     billion on."""
-    if not math.isfinite(value):
-        return str(value)
     text = f'{value:.{digits}g}'
     return f'{float(text):.0f}' if 'e+' in text and abs(value) < 1e9 else text
 
@@ -47,9 +42,7 @@ def seconds(value: float) -> str:
 def size(value: float, up: bool = False) -> str:
     """Bytes in up to three digits, as in ``'2.15 GB'`` or ``'400 MB'``.
 
-    Args:
-        value: Bytes.
-        up: Round up, for text that tells the user a sufficient limit.
+    ``up``: rounded up, for text that tells the user a sufficient limit.
     """
     if not math.isfinite(value):
         return str(value)
@@ -59,57 +52,6 @@ def size(value: float, up: bool = False) -> str:
     whole = rounded(whole / step) * step
     power = min((len(str(whole)) - 1) // 3, len(_SIZES) - 1)
     return f'{whole / 1000 ** power:g} {_SIZES[power]}'
-
-
-def parse_bytes(text: Any) -> float | None:
-    """The number of bytes in ``'300 MB'``, ``'2G'``, ``'2 GiB'`` or a number.
-
-    Args:
-        text: Text, a number, or None for no limit.
-
-    Raises:
-        ValueError: ``text`` is none of these, or not positive.
-    """
-    if text is None:
-        return None
-    if (isinstance(text, (int, float)) and 0 < text < math.inf
-            and text is not True):
-        return float(text)
-    return _parsed(str(text), _BYTES, 'size; write it as in 300 MB or 2 GiB')
-
-
-def parse_rate(text: str) -> float:
-    """Bits per second of ``'100mbit'``, ``'1 Gbit/s'`` or ``'10 Gbps'``."""
-    return _parsed(text, _RATES, 'rate; write it with a unit, as in 100mbit '
-                   'or 1gbit')
-
-
-def parse_count(text: str) -> int:
-    """The number in ``'1000'``, ``'64k'`` or ``'8M'``, 1 at least."""
-    what = 'number, such as 1000, 64k or 8M'
-    if found := round(_parsed(text, _COUNTS, what)):
-        return found
-    raise ValueError(f'{text!r} is no {what}')
-
-
-def parse_seconds(text: str) -> float:
-    """The number in ``'16'``, ``'0.5'`` or ``'16 s'``, above 0."""
-    return _parsed(text, {'': 1, 's': 1}, 'number of seconds')
-
-
-def _parsed(text: str, units: Mapping[str, float], what: str) -> float:
-    """The number in a text, times that of its unit in small letters.
-
-    ValueError: The text is no ``what``.
-    """
-    match = re.fullmatch(
-        r'\s*([0-9]+\.?[0-9]*|\.[0-9]+)(e[0-9]+)?\s*([a-z/]*)\s*',
-        text.lower())
-    if match and match[3] in units:
-        found = float(match[1] + (match[2] or '')) * units[match[3]]
-        if 0 < found < math.inf:
-            return found
-    raise ValueError(f'{text!r} is no {what}')
 
 
 def share(value: float) -> str:
@@ -126,26 +68,46 @@ def counted(count: int, what: str) -> str:
 def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
     """Lines of text, one for each row, with cells below each other.
 
-    Args:
-        rows: Of equally many cells.
-        right: Whether cells are aligned to the right.
+    ``right``: whether cells are aligned to the right.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ['  '.join(
-        cell.rjust(width) if right else cell.ljust(width)
-        for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows]
+    return ['  '.join(f'{cell:{"<>"[right]}{width}}' for cell, width in zip(
+        row, widths, strict=True)).rstrip() for row in rows]
 
 
-def bytes_in(field: str) -> float | None:
-    """Bytes of this process; None: the system does not say.
+def parse_bytes(text: Any) -> float | None:
+    """The bytes in ``'300 MB'``, ``'2G'``, ``'2 GiB'`` or a number, or None.
 
-    Args:
-        field: ``'VmRSS'`` for the bytes in memory now, ``'VmHWM'`` for the
-            most that there have been.
+    All readers raise ValueError for what is none, or not positive.
     """
-    with contextlib.suppress(OSError), open('/proc/self/status') as file:
-        for line in file:
-            if line.startswith(field + ':'):
-                return int(line.split()[1]) * 1024.0
-    return None
+    return None if text is None else _parsed(
+        text, _BYTES, 'size; write it as in 300 MB or 2 GiB')
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second of ``'100mbit'``, ``'1 Gbit/s'`` or ``'10 Gbps'``."""
+    return _parsed(text, _RATES, 'rate; write it with a unit, as in 100mbit '
+                   'or 1gbit')
+
+
+def parse_count(text: str) -> int:
+    """The number in ``'1000'``, ``'64k'`` or ``'8M'``, 1 at least."""
+    return round(_parsed(text, _COUNTS, 'number, such as 1000, 64k or 8M', 1))
+
+
+def parse_seconds(text: str) -> float:
+    """The number in ``'16'``, ``'0.5'`` or ``'16 s'``, above 0."""
+    return _parsed(text, {'': 1, 's': 1}, 'number of seconds')
+
+
+def _parsed(text: Any, units: Mapping[str, float], what: str,
+            least: float = 0.0) -> float:
+    """The number in a text, times that of its unit in small letters."""
+    match = re.fullmatch(
+        r'\s*(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z/]*)\s*',
+        '' if text is True else str(text).lower(), re.ASCII)
+    if match and match[2] in units:
+        found = float(match[1]) * units[match[2]]
+        if 0 < found < math.inf and found >= least:
+            return found
+    raise ValueError(f'{text!r} is no {what}')

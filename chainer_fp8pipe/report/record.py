@@ -1,14 +1,14 @@
 """The record of a run: what it holds, and its files."""
-# Each rank writes a file of its own, report/rankN.jsonl in the result folder:
-# no messages, so that a report can neither wait for a rank nor make one wait,
-# and the data of a rank that died are there.  The price: a report shows the
-# ranks whose files one disk has.
+# Each rank appends to a file of its own, report/rankN.jsonl in the result
+# folder, a line of JSON for each part, ["class", fields...].  There are no
+# messages: a report can neither wait for a rank nor make one wait, and the
+# data of a rank that died are there.  The price: a report shows the ranks
+# whose files one disk has.
 #
-# A file has a line of JSON for each part, ["class", fields...].  Lines are
-# only appended: a kill costs the line that was being written, which a reader
-# leaves out with a remark, and a job that is started again goes on in the same
-# files.  Ranks share no clock but that of their hosts, as seconds since 1970:
-# a start of a rank is that of rank 0 which is the nearest in time.
+# A kill costs the line that was being written, which a reader leaves out with
+# a remark.  A job that is started again goes on in the same files.  Ranks
+# share no clock but that of their hosts, as seconds since 1970: a start of a
+# rank is that of rank 0 which is the nearest in time.
 from __future__ import annotations
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from .stream import Event
 
-_FOLDER, _HEADER = 'report', '["record of a rank", 3]\n'
+_FOLDER, _HEADER = 'report', '["record of a rank", 4]\n'
 
 #: Parts of a step, in the order of a picture.  ``exchange`` includes waiting
 #: for slower ranks; ``other`` has no section of its own; ``between`` passes
@@ -34,9 +34,6 @@ PHASES = ('input', 'forward', 'recompute', 'backward', 'backward_weight',
 #: Phases in which a rank may wait for another.
 COMMUNICATION = ('exchange', 'send', 'receive')
 
-#: Lower quartile, median, upper quartile.
-Quartiles = tuple[float, float, float]
-
 
 class RunStart(NamedTuple):
     """The job was started; a line of each rank."""
@@ -46,16 +43,8 @@ class RunStart(NamedTuple):
     ranks: int              # how many there are
     host: str               # of this rank
     stage: int | None = None            # of a pipeline, this rank's
-    command: tuple[str, ...] = ()       # the program and its arguments
-    versions: Mapping[str, str] = {}    # Python, Chainer, NumPy, MPI, ...
-    options: Mapping[str, str] = {}     # communicator, updater, ..., in words
+    settings: Mapping[str, str] = {}    # command, codec, versions, ...
     launched: int | None = None     # starts of the launcher before, if any
-    after: str = ''                 # how the last one ended, as it says
-
-    @property
-    def is_new(self) -> bool:
-        """Whether a training began, and not one of a launcher again."""
-        return not self.iteration and not self.launched
 
 
 class RunEnd(NamedTuple):
@@ -69,11 +58,10 @@ class RunEnd(NamedTuple):
 class CurvePoint(NamedTuple):
     """The means, over some updates, of values that the training reported."""
 
+    time: float
     iteration: int          # the last of these updates
     epoch: float            # passes over the data, with the part of the last
-    seconds: float          # of training so far, earlier starts included
     values: Mapping[str, float]     # by name; finite or not
-    time: float = 0.0
 
 
 class RankInterval(NamedTuple):
@@ -82,32 +70,30 @@ class RankInterval(NamedTuple):
     The first update of a start, which connects and allocates, is in none.
     """
 
+    time: float
     rank: int
     first: int              # update
     last: int               # update
-    step: Quartiles         # seconds from the end of an update to the next's
-    own: Quartiles          # seconds of a step without COMMUNICATION
+    # Seconds of a step without COMMUNICATION: lower quartile and median.
+    own: tuple[float, float]
     phases: Mapping[str, float]         # mean seconds of a step
     hidden: Mapping[str, float] = {}    # of the thread that exchanges beside
     # By codec, such as 'fp8', or 'to stages': the mean bytes that the rank
     # sends in an update, and those in float32.
-    sent: Mapping[str, tuple[float, float]] = {}
-    peak: int = 0           # most bytes of the process so far; 0: unknown
-    time: float = 0.0
+    sent: Mapping[str, float] = {}
+    float32: Mapping[str, float] = {}
 
 
 class RecordedUpdate(NamedTuple):
     """An update; of one rank in a file, of all ranks in a record."""
 
+    time: float             # when it began
     iteration: int
     seconds: float
-    events: tuple[Event, ...]   # by their start, in seconds since 1970
+    events: tuple[Event, ...]   # in seconds since 1970
 
 
-#: Any part of a record, and a rank's starts with the parts that follow them.
 Part = RunStart | RunEnd | CurvePoint | RankInterval | RecordedUpdate
-_Starts = list[tuple[RunStart, list[Part]]]
-
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (
     RunStart, RunEnd, CurvePoint, RankInterval, RecordedUpdate)}
 
@@ -127,7 +113,7 @@ class RunRecord:
     # Of the last start: by rank, hosts, pipeline stages, and whether it has
     # ended; intervals of all ranks; updates whose events all ranks have.
     hosts: dict[int, str] = field(default_factory=dict)
-    stages: dict[int, int] = field(default_factory=dict)
+    stages: dict[int, int | None] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     intervals: list[RankInterval] = field(default_factory=list)
     updates: list[RecordedUpdate] = field(default_factory=list)
@@ -148,14 +134,15 @@ class RecordWriter:
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
             with written_whole(self._path) as file:
                 file.write(_HEADER)
-            return
-        if not _lines(self._path)[-1].endswith('\n'):    # a kill has cut it
-            self.write((), '\n')
+        elif not _lines(self._path)[-1].endswith('\n'):    # a kill has cut it
+            self._append('\n')
 
-    def write(self, parts: Iterable[Part], before: str = '') -> None:
+    def write(self, parts: Iterable[Part]) -> None:
         """Appends parts, in one write."""
-        text = before + ''.join(json.dumps([type(part).__name__, *part])
-                                + '\n' for part in parts)
+        self._append(''.join(json.dumps([type(part).__name__, *part]) + '\n'
+                             for part in parts))
+
+    def _append(self, text: str) -> None:
         with open(self._path, 'a', encoding='utf-8') as file:
             file.write(text)
 
@@ -198,59 +185,55 @@ def read_record(folder: str) -> RunRecord:
             'trainer.extend(RunReport(comm)) to the training, and name the '
             'folder that it writes its results to')
     record = RunRecord(os.path.basename(os.path.abspath(folder)))
-    jobs = {int(name[4:-6]): _starts(os.path.join(inner, name),
-                                     record.remarks)
-            for name in sorted(os.listdir(inner))
-            if re.fullmatch(r'rank\d+\.jsonl', name)}
-    if jobs[0]:
-        _join(record, jobs)
+    ranks = {int(name[4:-6]): _read(os.path.join(inner, name), record.remarks)
+             for name in sorted(os.listdir(inner))
+             if re.fullmatch(r'rank\d+\.jsonl', name)}
+    if began := [part for part in ranks[0] if isinstance(part, RunStart)]:
+        _join(record, ranks, began)
     return record
 
 
-def _join(record: RunRecord, jobs: Mapping[int, _Starts]) -> None:
+def _join(record: RunRecord, ranks: Mapping[int, list[Part]],
+          began: list[RunStart]) -> None:
     """Fills a record with the last training's starts, of all ranks."""
-    began = [start for start, _ in jobs[0]]
-    first = max(n for n, one in enumerate(began) if one.is_new or not n)
+    # A launcher's later starts may begin at update 0, too.
+    first = max((place for place, one in enumerate(began)
+                 if not one.iteration and not one.launched), default=0)
     if first:
         record.remarks.append(
             f'The folder has {first} earlier starts, of other trainings.')
     record.starts = began[first:]
+    placed = [*_placed(ranks, began, first)]
+    record.seconds = sum(
+        max(part.time for _, at, part in placed if at == place) - start.time
+        for place, start in enumerate(record.starts))
+    record.ends = {place: part for rank, place, part in placed
+                   if not rank and isinstance(part, RunEnd)}
+    for _, _, part in placed:
+        if isinstance(part, CurvePoint):
+            while record.curves and (
+                    record.curves[-1].iteration >= part.iteration):
+                record.curves.pop()     # after which this start began
+            record.curves.append(part)
+    now = [(rank, part) for rank, place, part in placed
+           if place == len(record.starts) - 1]
+    here = {rank: part for rank, part in now if isinstance(part, RunStart)}
+    record.hosts = {rank: start.host for rank, start in here.items()}
+    record.stages = {rank: start.stage for rank, start in here.items()}
+    record.ended = {rank for rank, part in now if isinstance(part, RunEnd)}
+    record.intervals = [part for _, part in now
+                        if isinstance(part, RankInterval)]
     updates: dict[int, list[RecordedUpdate]] = defaultdict(list)
-    seen = [start.time for start in record.starts]
-    for rank, start, parts in [(rank, *one) for rank, its in jobs.items()
-                               for one in its]:
-        distances = [abs(one.time - start.time) for one in began]
-        place = distances.index(min(distances)) - first
-        if place < 0:
-            continue
-        seen[place] = max([seen[place], *(
-            part.time for part in parts
-            if not isinstance(part, RecordedUpdate))])
-        if not rank:
-            points = _of(CurvePoint, parts)
-            # It may have gone back behind points of the start before.
-            record.curves = [*(one for one in record.curves if not points
-                               or one.iteration < points[0].iteration),
-                             *points]
-            record.ends.update((place, end) for end in _of(RunEnd, parts))
-        if place == len(record.starts) - 1:
-            record.hosts[rank] = start.host
-            if start.stage is not None:
-                record.stages[rank] = start.stage
-            record.intervals += _of(RankInterval, parts)
-            record.ended |= {rank for _ in _of(RunEnd, parts)}
-            for part in _of(RecordedUpdate, parts):
-                updates[part.iteration].append(part)
-    record.seconds = sum(end - start.time for end, start in zip(
-        seen, record.starts, strict=True))
+    for _, part in now:
+        if isinstance(part, RecordedUpdate):
+            updates[part.iteration].append(part)
     record.updates = [
-        RecordedUpdate(iteration, max(one.seconds for one in found), tuple(
-            sorted((event for one in found for event in one.events),
-                   key=lambda event: event.start)))
-        for iteration, found in sorted(updates.items())
-        if len(found) == len(record.hosts)]
+        RecordedUpdate(its[0].time, iteration, max(
+            one.seconds for one in its), tuple(
+                event for one in its for event in one.events))
+        for iteration, its in sorted(updates.items()) if len(its) == len(here)]
     missing = [str(rank) for rank in range(record.starts[-1].ranks)
-               if rank not in record.hosts]
+               if rank not in here]
     if missing:
         record.remarks.append(
             f'Rank {", ".join(missing[:8])}{", ..." * bool(missing[8:])} left '
@@ -258,8 +241,17 @@ def _join(record: RunRecord, jobs: Mapping[int, _Starts]) -> None:
             'writes to another disk.')
 
 
-def _of(kind: Any, parts: Iterable[Part]) -> list[Any]:
-    return [part for part in parts if isinstance(part, kind)]
+def _placed(ranks: Mapping[int, list[Part]], began: list[RunStart],
+            first: int) -> Iterator[tuple[int, int, Part]]:
+    """Rank, place among the starts from the first on, and part."""
+    for rank, parts in ranks.items():
+        place = -1
+        for part in parts:
+            if isinstance(part, RunStart):
+                distances = [abs(one.time - part.time) for one in began]
+                place = distances.index(min(distances)) - first
+            if place >= 0:
+                yield rank, place, part
 
 
 def _lines(path: str) -> list[str]:
@@ -272,22 +264,17 @@ def _lines(path: str) -> list[str]:
         'move it away, or choose another result folder')
 
 
-def _starts(path: str, remarks: list[str]) -> _Starts:
-    found: _Starts = []
+def _read(path: str, remarks: list[str]) -> list[Part]:
+    found: list[Part] = []
     for number, line in enumerate(_lines(path)[1:], 2):
         try:
             kind, *fields = json.loads(line)
             if kind == 'RecordedUpdate':
                 fields[-1] = tuple(Event(*event) for event in fields[-1])
-            part = _KINDS[kind](*fields)
+            found.append(_KINDS[kind](*fields))
         except (ValueError, TypeError, KeyError):
             remarks.append(
                 f'Line {number} of {os.path.basename(path)} is not whole '
                 'and is left out; the job may have been killed while it '
                 'was written.')
-            continue
-        if isinstance(part, RunStart):
-            found.append((part, []))
-        elif found:
-            found[-1][1].append(part)
     return found

@@ -12,23 +12,12 @@ from .record import read_record
 from .verdict import text
 
 _DESCRIPTION = """
-Prints a run's results, and makes one HTML file about it:
-
-    python -m chainer_fp8pipe report result
-
-The verdict in the terminal has the final loss and accuracy, times, bytes and
-restarts.  It names the costliest part of an update.  The page shows
-curves, the time of each rank, slow ranks, bytes and memory.
-
-FOLDER is a training's result folder (Trainer's out).  An extension records
-the run there, and makes the same page at its end; this command makes it
-earlier:
+Prints a run's verdict, and makes one HTML page about it.  FOLDER is the result
+folder of a training (Trainer's out), where an extension records the run, and
+makes the same page at its end; this command makes it earlier:
 
     trainer.extend(chainer_fp8pipe.RunReport(comm))
 
-The command needs no ranks: call it without mpiexec.
-"""
-_EPILOG = """
 exit codes: 0; 2: the folder has no record, or one that cannot be read
 """
 
@@ -41,6 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    path = options.output or os.path.join(options.folder, 'report.html')
     try:
         record = read_record(options.folder)
     except (ValueError, OSError) as error:
@@ -48,7 +38,6 @@ def main(arguments: Sequence[str]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):    # paths may be no UTF-8
         sys.stdout.reconfigure(errors='backslashreplace')
     print(text(record))
-    path = options.output or os.path.join(options.folder, 'report.html')
     try:
         page.write_page(record, path)
     except OSError as error:
@@ -59,7 +48,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser(prog='python -m chainer_fp8pipe report',
-                    description=_DESCRIPTION, epilog=_EPILOG)
+                    description=_DESCRIPTION)
     parser.add_argument('folder', metavar='FOLDER',
                         help='result folder of a run')
     parser.add_argument('-o', '--output', metavar='FILE',

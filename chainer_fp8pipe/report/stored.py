@@ -6,7 +6,7 @@
 # themselves when an object is made.
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import json
 import math
 import types
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from typing import Any
 
 #: What a value of a type is called in messages.
-_NAMES = {int: 'a whole number', float: 'a number', str: 'a text',
-          bool: 'true or false'}
+_NAMES = {int: 'a whole number of 0 or more', str: 'a text', tuple: 'a list',
+          float: '0 or more, and finite', bool: 'true or false'}
 
 
 def load(kind: Any, source: Any, remedy: str = 'make the plan again') -> Any:
@@ -59,8 +59,8 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
     """An object of a type, of what JSON has of it.
 
     Args:
-        kind: A data class or named tuple, ``tuple[...]``, ``Mapping[str,
-            ...]``, ``Literal``, ``... | None``, or one of JSON's types.
+        kind: A data class, ``tuple[...]``, ``Mapping[str, ...]``,
+            ``... | None``, or one of JSON's types.
         data: Of a JSON file; what is an object already, of a class or another
             one, is taken as it is.
         where: Path of fields, for messages.
@@ -68,52 +68,41 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
     Raises:
         ValueError: The data is no such object; the message says where.
     """
-    if kind is Any or kind not in _NAMES and type(data) is kind:
+    inner, prefix = typing.get_args(kind), where and f'{where}.'
+    origin = typing.get_origin(kind) or kind
+    if origin is Any or dataclasses.is_dataclass(kind) and (
+            type(data) is kind):
         return data
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:       # of a type and None
         return None if data is None else made(inner[0], data, where)
-    if origin is typing.Literal:
-        _check(any(type(data) is type(one) and data == one for one in inner),
-               where, f'one of {", ".join(map(repr, inner))}', data)
-        return data
-    if origin is tuple:
-        _check(isinstance(data, (list, tuple)), where, 'a list', data)
+    if origin is tuple and isinstance(data, list | tuple):
         kinds = inner[:1] * len(data) if inner[-1] is ... else inner
-        _check(len(kinds) == len(data), where, 'a list', data)
-        return tuple(made(one, value, f'{where}.{number}')
-                     for number, (one, value) in enumerate(
-                         zip(kinds, data, strict=True)))
-    if kind in _NAMES:
-        if kind is float and type(data) is int:
-            data = float(data) if data < 10 ** 300 else math.inf
-        _check(type(data) is kind, where, _NAMES[kind], data)
-        _check(kind in (str, bool) or 0 <= data < math.inf, where,
-               '0 or more, and finite', data)
-        return data
-    if origin is Mapping:
-        _check(isinstance(data, Mapping), where, 'an object', data)
-        return {key: made(inner[1], value, f'{where}.{key}')
+        if len(kinds) == len(data):
+            return tuple(made(one, value, f'{prefix}{number}')
+                         for number, (one, value) in enumerate(
+                             zip(kinds, data, strict=True)))
+    elif isinstance(data, Mapping) and origin not in _NAMES:
+        if origin is not Mapping:
+            return _object(kind, data, prefix)
+        return {key: made(inner[1], value, f'{prefix}{key}')
                 for key, value in data.items()}
-    return _object(kind, data, where)
+    elif origin is float and type(data) is int and data < 10 ** 300:
+        return made(float, float(data), where)
+    elif type(data) is origin and (origin in (str, bool) or
+                                   0 <= data < math.inf):
+        return data
+    raise ValueError(f'{where or "the plan"} must be '
+                     f'{_NAMES.get(origin, "an object")}, not {data!r:.80}')
 
 
-def _object(kind: Any, data: Any, where: str) -> Any:
-    _check(isinstance(data, Mapping), where, 'an object', data)
-    kinds, fields = typing.get_type_hints(kind), inspect.signature(
-        kind).parameters.values()
-    prefix = where and f'{where}.'
-    for name in (*(one.name for one in fields if one.default is one.empty),
-                 *data):
-        if name not in data:
-            raise ValueError(f'{prefix}{name} is missing')
+def _object(kind: Any, data: Mapping[str, Any], prefix: str) -> Any:
+    kinds = typing.get_type_hints(kind)
+    for one in dataclasses.fields(kind):
+        # Neither of them is there.
+        if one.name not in data and one.default is one.default_factory:
+            raise ValueError(f'{prefix}{one.name} is missing')
+    for name in data:
         if name not in kinds:
             raise ValueError(f'{prefix}{name} is no field of a plan')
     return kind(**{name: made(kinds[name], value, f'{prefix}{name}')
                    for name, value in data.items()})
-
-
-def _check(is_right: bool, where: str, wanted: str, data: Any) -> None:
-    if not is_right:
-        raise ValueError(f'{where or "the plan"} must be {wanted}, not '
-                         f'{data!r:.80}')

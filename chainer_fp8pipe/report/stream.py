@@ -1,27 +1,19 @@
 """The stream of events of one rank: what happens is written here, once."""
-# All that measures itself writes here, and all that shows times reads here.
-# Seconds and bytes are always added up; events are kept only in the lists of
-# those who asked.
-#
-# A step has some ten sections, between arrays that empty the caches: each call
-# of a function and each object costs a microsecond.  So a section is kept as
-# it is, and becomes an event when somebody looks.
+# Seconds and bytes are always added up; sections are kept only in the lists of
+# those who asked.  A step has some ten of them, between arrays that empty the
+# caches: each call of a function and each object costs a microsecond.  So a
+# section is kept as it is, and becomes an event when somebody looks.
 from __future__ import annotations
 
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 #: Names of the events in which a rank computes.
 COMPUTATION = ('forward', 'recompute', 'backward', 'backward_weight',
                'update')
-#: Lanes of what goes on beside a rank's main thread: the thread that
-#: exchanges gradients, and buckets on their way.
-EXCHANGE, BUCKETS = 'exchange thread', 'buckets'
-
-# What an update waits for where nothing is overlapped.
+#: What an update waits for where nothing is overlapped.
 _EXCHANGE = ('encode', 'exchange', 'decode')
 #: Seconds between two events that are one: a thread that polls makes many.
 _GAP = 100e-6
@@ -30,10 +22,10 @@ _GAP = 100e-6
 class Event(NamedTuple):
     """What a rank did from when to when.
 
-    Names are those of :data:`COMPUTATION`, ``'wait'``, ``'send'``,
-    ``'receive'``, ``'exchange'``, ``'encode'``, ``'decode'``, ``'input'`` and
-    ``'bucket'`` (a bucket of gradients travels).  ``backward_weight`` is the
-    weight half of a backward pass that runs on its own.
+    Names are those of :data:`COMPUTATION`, ``'send'``, ``'receive'``,
+    ``'exchange'``, ``'encode'``, ``'decode'`` and ``'input'``.
+    ``backward_weight`` is the weight half of a backward pass that runs on its
+    own.
     """
 
     rank: int
@@ -42,15 +34,12 @@ class Event(NamedTuple):
     end: float
     micro_batch: int | None = None
     chunk: int | None = None            # its number in the whole model
-    iteration: int | None = None        # the update, if known
-    lane: str = ''          # '' for the main thread, EXCHANGE or BUCKETS
-    bytes: int = 0          # handed to MPI meanwhile; those of a bucket's wire
-    about: str = ''         # the tensors of a bucket; whom a wait is for
-    values: tuple[tuple[str, float], ...] = ()  # seconds by part
+    beside: bool = False    # in the thread that exchanges, not the main one
+    bytes: int = 0          # handed to MPI meanwhile
 
 
 class EventStream:
-    """Adds up seconds and bytes, and keeps events for those who ask.
+    """Adds up seconds and bytes, and keeps sections for those who ask.
 
     Attributes:
         updates: Exchanges finished.
@@ -72,7 +61,7 @@ class EventStream:
         self.seconds: dict[str, float] = defaultdict(
             float, dict.fromkeys(_EXCHANGE, 0.0))
         self.hidden = self.seconds.copy()
-        self._keeping: tuple[Kept, ...] = ()
+        self._keeping: tuple[list[Section], ...] = ()
         self._thread = _Thread(self.seconds)
 
     @property
@@ -80,20 +69,20 @@ class EventStream:
         """Seconds that updates had to wait for their exchange, in all."""
         return sum(self.seconds[name] for name in _EXCHANGE)
 
-    def keep(self) -> Kept:
+    def keep(self) -> list[Section]:
         """A list to which what follows is appended, for :func:`events_of`."""
-        kept: Kept = []
+        kept: list[Section] = []
         self._keeping = (*self._keeping, kept)
         return kept
 
-    def keep_no_more(self, kept: Kept) -> None:
+    def keep_no_more(self, kept: list[Section]) -> None:
         """Appends nothing more to that list, if it did."""
         self._keeping = tuple(
             other for other in self._keeping if other is not kept)
 
     def hide(self) -> None:
         """From now on, this thread's sections count as hidden."""
-        self._thread.lane = EXCHANGE
+        self._thread.beside = True
         self._thread.counted = self.hidden
 
     def section(self, name: str, micro_batch: int | None = None,
@@ -121,34 +110,8 @@ class EventStream:
         thread = self._thread
         for name, amount in seconds.items():
             thread.counted[name] += amount
-            if thread.open and amount:
-                section = thread.open[-1]
-                thread.counted[section.name] -= amount
-                section.parts[name] = section.parts.get(name, 0.0) + amount
-
-    def travel(self, names: Sequence[str], size: int
-               ) -> Callable[[], None] | None:
-        """Notes that a bucket begins to travel.
-
-        Args:
-            names: Names of the bucket's tensors.
-            size: Bytes of the bucket's wire.
-
-        Returns:
-            What to call when the bucket has arrived, which keeps the event;
-            None while nobody keeps it.
-        """
-        if not self._keeping:
-            return None
-        more = f' and {len(names) - 1} more' if len(names) > 1 else ''
-        about, start = ''.join(names[:1]) + more, time.monotonic()
-
-        def arrive() -> None:
-            for kept in self._keeping:
-                kept.append(Event(0, 'bucket', start, time.monotonic(),
-                                  lane=BUCKETS, bytes=size, about=about))
-        return arrive
-
+            if thread.open:
+                thread.counted[thread.open[-1].name] -= amount
 
 
 def stream_of(*owners: Any) -> EventStream:
@@ -162,8 +125,8 @@ def stream_of(*owners: Any) -> EventStream:
 class Section:
     """A ``with`` block that is timed; see :meth:`EventStream.section`."""
 
-    __slots__ = ('_stream', 'bytes', 'chunk', 'end', 'lane', 'micro_batch',
-                 'name', 'parts', 'start')
+    __slots__ = ('_stream', 'beside', 'bytes', 'chunk', 'end', 'micro_batch',
+                 'name', 'start')
 
     def __init__(self, stream: EventStream, name: str,
                  micro_batch: int | None, chunk: int | None) -> None:
@@ -172,7 +135,6 @@ class Section:
         self.micro_batch = micro_batch
         self.chunk = chunk
         self.bytes = 0
-        self.parts: dict[str, float] = {}
 
     # These two call no method of the stream, as each call counts.
 
@@ -194,10 +156,8 @@ class Section:
         for outer in sections:
             if outer.name == self.name:     # and will be the event
                 outer.bytes += self.bytes
-                for name, amount in self.parts.items():
-                    outer.parts[name] = outer.parts.get(name, 0.0) + amount
                 return
-        self.end, self.lane = now, thread.lane
+        self.end, self.beside = now, thread.beside
         for kept in stream._keeping:
             kept.append(self)
 
@@ -213,40 +173,28 @@ class _Thread(threading.local):
         self.open: list[Section] = []
         self.since = 0.0
         self.counted = seconds
-        self.lane = ''
+        self.beside = False
 
 
-#: What a stream has appended.  Most of it is forgotten before anybody looks,
-#: and to make an event costs more than all else about it.
-Kept = list[Section | Event]
+def events_of(kept: list[Section], rank: int, origin: float) -> list[Event]:
+    """The events of sections that a stream has kept, by their ends.
 
-
-def events_of(kept: Kept, rank: int, origin: float) -> list[Event]:
-    """The events that a stream has kept, in the order of their ends.
-
-    Args:
-        kept: To which it has appended.
-        rank: That the events name.
-        origin: What this rank's ``time.monotonic`` says at time zero; what
-            began before is left out.
+    ``origin`` is what this rank's ``time.monotonic`` says at time zero; what
+    began before is left out.
     """
     found: list[Event] = []
-    beside = -1         # where the last event of the exchange's thread is
+    place = -1      # of the last event of the thread that exchanges
     for one in kept:
-        event = one if isinstance(one, Event) else Event(
-            0, one.name, one.start, one.end, one.micro_batch, one.chunk,
-            lane=one.lane, bytes=one.bytes, values=tuple(one.parts.items()))
-        if event.start < origin:
+        if one.start < origin:
             continue
-        event = event._replace(rank=rank, start=event.start - origin,
-                               end=event.end - origin)
-        if event.lane == EXCHANGE:
-            last = found[beside] if beside >= 0 else None
-            if last and last.name == event.name and (
+        event = Event(rank, one.name, one.start - origin, one.end - origin,
+                      one.micro_batch, one.chunk, one.beside, one.bytes)
+        if event.beside:
+            if place >= 0 and event.name == (last := found[place]).name and (
                     0 <= event.start - last.end < _GAP):
-                found[beside] = last._replace(
+                found[place] = last._replace(
                     end=event.end, bytes=last.bytes + event.bytes)
                 continue
-            beside = len(found)
+            place = len(found)
         found.append(event)
     return found

@@ -22,13 +22,9 @@ _LOGARITHMIC = 20.0
 
 
 class Box(NamedTuple):
-    """A box: top and height in rows, ends in milliseconds.
+    """A box in a row; ends in milliseconds.  The pointer shows its words."""
 
-    ``words`` are what the pointer shows.
-    """
-
-    top: float
-    height: float
+    row: int
     left: float
     right: float
     colour: str
@@ -50,10 +46,10 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
     if len(points) < 2:
         return ''
     left, right = min(points)[0], max(points)[0]
-    values = [y for _, y in points]
-    is_log = 0 < _LOGARITHMIC * min(values) < max(values)
-    change = math.log10 if is_log else float
-    low, high = change(min(values)), change(max(values))
+    low, high = min(y for _, y in points), max(y for _, y in points)
+    is_log = 0 < _LOGARITHMIC * low < high
+    if is_log:
+        low, high = math.log10(low), math.log10(high)
     if high == low:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     right += right == left
@@ -62,54 +58,57 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
         return _LEFT + (x - left) / (right - left) * (_RIGHT - _LEFT)
 
     def y_of(y: float) -> float:
-        return _TOP + (high - change(y)) / (high - low) * (_LOW - _TOP)
-    levels = [10.0 ** n for n in range(math.ceil(low), math.floor(high) + 1)
-              ] if is_log else _ticks(low, high)
-    if len(levels) < 2:
-        levels = [min(values), max(values)]
-    body = [*(_grid(_LEFT, y_of(y), _RIGHT, y_of(y))
-              + _text(_LEFT - 6, y_of(y) + 4, number(y, 3), 'end')
-              for y in levels),
+        return _TOP + (high - y) / (high - low) * (_LOW - _TOP)
+    body = [*(_grid(_LEFT, y_of(y), _RIGHT, y_of(y)) + _text(
+                _LEFT - 6, y_of(y) + 4, number(10 ** y if is_log else y, 3),
+                'end') for y in _ticks(low, high)),
             *(_text(x_of(x), _LOW + 18, number(x, 6), 'middle')
               for x in _ticks(left, right)),
-            *(_grid(x_of(x), _TOP, x_of(x), _LOW, '3 4', 'started again')
+            *(_grid(x_of(x), _TOP, x_of(x), _LOW, '3 4')
               for x in marks if left <= x <= right)]
     looks = dict(zip(series, itertools.cycle(_COLOURS)))
     for name, line in series.items():
-        path = ' '.join(f'{x_of(x):.1f},{y_of(y):.1f}' for x, y in line
-                        if math.isfinite(y))
+        path = ' '.join(
+            f'{x_of(x):.1f},{y_of(math.log10(y) if is_log else y):.1f}'
+            for x, y in line if math.isfinite(y))
         body.append(f'<polyline points="{path}" fill="none" stroke='
                     f'"{looks[name]}" stroke-width="2">'
                     f'<title>{escaped(name)}</title></polyline>')
     return _svg(title, body, _LOW, 'update', looks)
 
 
-def boxes(title: str, rows: Sequence[str], found: Sequence[Box],
-          looks: Mapping[str, str]) -> str:
-    """Boxes in rows with names, later ones in front; '' without any.
+def boxes(title: str, rows: Sequence[tuple[str, float]],
+          found: Sequence[Box], looks: Mapping[str, str]) -> str:
+    """Boxes in rows, later ones in front; '' without any.
 
-    ``looks`` are the legend: colours by name.
+    Args:
+        title: What is drawn.
+        rows: Name and height, of which 1 is usual.
+        found: The boxes.
+        looks: The legend: colours by name.
     """
     end = max((box.right for box in found), default=0.0)
     if not end:
         return ''
-    bottom = _TOP + _ROW * len(rows)
     scale = (_RIGHT - _LEFT) / end
-    body = [_text(_LEFT - 6, _TOP + _ROW * (n + 0.5) + 4, name, 'end')
-            for n, name in enumerate(rows)]
+    tops = [*itertools.accumulate(
+        (_ROW * height for _, height in rows), initial=_TOP)]
+    body = [_text(_LEFT - 6, (top + below) / 2 + 4, name, 'end')
+            for (name, _), (top, below) in zip(
+                rows, itertools.pairwise(tops), strict=True)]
     for box in found:
-        row = math.floor(box.top)
-        y = _TOP + _ROW * (row + 0.1 + 0.8 * (box.top - row))
+        high = tops[box.row + 1] - tops[box.row]
         body.append(
-            f'<rect x="{_LEFT + scale * box.left:.2f}" y="{y:.1f}" '
+            f'<rect x="{_LEFT + scale * box.left:.2f}" '
+            f'y="{tops[box.row] + 0.1 * high:.1f}" '
             f'width="{scale * (box.right - box.left):.2f}" '
-            f'height="{0.8 * _ROW * box.height:.1f}" fill="{box.colour}">'
+            f'height="{0.8 * high:.1f}" fill="{box.colour}">'
             f'<title>{escaped(box.words)}</title></rect>')
     for x in _ticks(0.0, end):
         place = _LEFT + scale * x
-        body += [_grid(place, bottom, place, bottom + 5),
-                 _text(place, bottom + 18, number(x, 4), 'middle')]
-    return _svg(title, body, bottom, 'ms', looks)
+        body += [_grid(place, tops[-1], place, tops[-1] + 5),
+                 _text(place, tops[-1] + 18, number(x, 4), 'middle')]
+    return _svg(title, body, tops[-1], 'ms', looks)
 
 
 def as_file(figure: str) -> str:
@@ -124,8 +123,6 @@ def escaped(text: str) -> str:
     # A path that is no UTF-8 has lone surrogates, which no page can hold.
     return html.escape(text.encode(errors='replace').decode())
 
-
-# --- parts of figures --------------------------------------------------------
 
 def _svg(title: str, body: Iterable[str], bottom: float, unit: str,
          looks: Mapping[str, str]) -> str:
@@ -149,11 +146,11 @@ def _text(x: float, y: float, words: str, anchor: str = 'start') -> str:
             f'{escaped(words)}</text>')
 
 
-def _grid(x1: float, y1: float, x2: float, y2: float, dashes: str = 'none',
-          words: str = '') -> str:
+def _grid(x1: float, y1: float, x2: float, y2: float, dashes: str = 'none'
+          ) -> str:
     return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
-            f'stroke="#888" stroke-opacity="0.5" stroke-dasharray="{dashes}">'
-            f'<title>{words}</title></line>')
+            f'stroke="#888" stroke-opacity="0.5" stroke-dasharray="{dashes}"'
+            '/>')
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -3,19 +3,11 @@
 # All figures of a run's time have one base: the mean over all ranks and all
 # updates of the last start, but its first.  So the parts of an update add up
 # to the update.
-#
-# A rank is slow if its own work, an update without COMMUNICATION, takes longer
-# than that of others who do the same, in the median of many updates.  So must
-# the faster quarter of its updates, or a machine that is now and then busy
-# would make a rank slow.  Intervals of ranks end at updates of their own: each
-# is compared with those of others that its middle lies in.  What passes
-# between updates is no own work: extensions that write files are rank 0's.
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 
 from .quantities import columns, counted, number, seconds, share, size
@@ -43,7 +35,6 @@ PARTS = {
         ('other',), 'No section of an update covers it; a profiler shows it.')}
 #: A cost beside computing is named from this share of an update on.
 _WORTH = 0.05
-_phases = attrgetter('phases')
 #: What the bytes to other stages are called in a record.
 TO_STAGES = 'to stages'
 
@@ -65,14 +56,14 @@ def verdict(record: RunRecord) -> list[tuple[str, str]]:
                    f'{counted(len({*record.hosts.values()}), "host")}'),
                   ('starts', _endings(record))]
     if record.intervals:
-        lines += _update(record.intervals, record.starts[-1].options)
+        lines += _update(record.intervals, record.starts[-1].settings)
     return lines
 
 
 def text(record: RunRecord) -> str:
     """The verdict for the terminal, without a line feed at the end."""
     lines = [(f'  {label}', line) for label, line in verdict(record)]
-    return '\n'.join([record.name, *(columns(lines) if lines else ()), *(
+    return '\n'.join([record.name, *columns(lines), *(
         f'  {sentence}' for sentence in (
             *diagnose(record), *record.remarks))])
 
@@ -106,28 +97,27 @@ def _result(record: RunRecord) -> Iterator[tuple[str, str]]:
 
 def _endings(record: RunRecord) -> str:
     """How many starts crashed or were killed."""
-    last, count = len(record.starts) - 1, len(record.starts)
-    died = sum(bool(record.ends[start].error) if start in record.ends
-               else start != last for start in range(count))
-    what = 'One start' if count == 1 else f'{count} starts'
-    found = [f'{died} crashed or {"was" if died == 1 else "were"} killed'
-             ] * (died > 0 and count > 1)
-    if last not in record.ends:
-        found.append('the last one has no end: it runs, or was killed')
-    elif error := record.ends[last].error:
-        found.append(f'the last one crashed: {error}')
+    *before, last = map(record.ends.get, range(len(record.starts)))
+    died = sum(not end or bool(end.error) for end in before) + bool(
+        last and last.error)
+    what = 'One start' if not before else f'{len(before) + 1} starts'
+    found = [sentence for condition, sentence in (
+        (died and before,
+         f'{died} crashed or {"was" if died == 1 else "were"} killed'),
+        (not last, 'the last one has no end: it runs, or was killed'),
+        (last and last.error,
+         f'the last one crashed: {last.error if last else ""}')) if condition]
     return (f'{what}: {"; ".join(found)}.' if found
             else f'Nothing died: {what.lower()}.')
 
 
-def _update(intervals: Sequence[RankInterval], options: Mapping[str, str]
+def _update(intervals: Sequence[RankInterval], settings: Mapping[str, str]
             ) -> Iterator[tuple[str, str]]:
     """An update's seconds and bytes, and its costliest part."""
-    phases = mean_of(intervals, _phases)
-    whole = sum(phases.values())
+    phases = mean_of(intervals, 'phases')
+    whole, sent = sum(phases.values()), mean_sent(intervals)
     yield 'an update', f'{seconds(whole)} (mean over ranks and updates)'
-    sent = mean_sent(intervals)
-    warmup = options.get('warmup', '')
+    warmup = settings.get('warmup', '')
     is_warm = warmup.isdecimal() and int(warmup) >= min(
         one.first for one in intervals)
     yield 'a rank sends in it', ', '.join(
@@ -147,17 +137,13 @@ def _update(intervals: Sequence[RankInterval], options: Mapping[str, str]
                           f'of it. {PARTS[what][1]}')
 
 
-def mean_of(intervals: Sequence[RankInterval],
-            of: Callable[[RankInterval], Mapping[str, float]]
+def mean_of(intervals: Sequence[RankInterval], field: str
             ) -> dict[str, float]:
-    """The mean over all updates of intervals, by name.
-
-    ``of`` gives the means over the updates of one.
-    """
+    """The mean over all updates of intervals, of a field's parts."""
     found: dict[str, float] = defaultdict(float)
     updates = sum(one.last - one.first + 1 for one in intervals)
     for one in intervals:
-        for name, value in of(one).items():
+        for name, value in getattr(one, field).items():
             found[name] += value * (one.last - one.first + 1) / updates
     return found
 
@@ -165,14 +151,19 @@ def mean_of(intervals: Sequence[RankInterval],
 def mean_sent(intervals: Sequence[RankInterval]
               ) -> list[tuple[str, float, float]]:
     """Codecs, and mean bytes of an update as sent and in float32."""
-    sent = mean_of(intervals, lambda one: {
-        codec: own for codec, (own, _) in one.sent.items()})
-    float32 = mean_of(intervals, lambda one: {
-        codec: whole for codec, (_, whole) in one.sent.items()})
-    return [(codec, sent[codec], float32[codec]) for codec in sent]
+    float32 = mean_of(intervals, 'float32')
+    return [(codec, own, float32[codec])
+            for codec, own in mean_of(intervals, 'sent').items()]
 
 
 # --- who is slow -------------------------------------------------------------
+#
+# A rank is slow if its own work, an update without COMMUNICATION, takes longer
+# than that of others who do the same, in the median of many updates.  So must
+# the faster quarter of its updates, or a machine that is now and then busy
+# would make a rank slow.  Intervals of ranks end at updates of their own: each
+# is compared with those of others that its middle lies in.  What passes
+# between updates is no own work: extensions that write files are rank 0's.
 
 def diagnose(record: RunRecord) -> list[str]:
     """What makes the record's last start slow; [] if nothing stands out."""
@@ -182,13 +173,13 @@ def diagnose(record: RunRecord) -> list[str]:
     found: list[str] = []
     works: dict[int, list[float]] = defaultdict(list)
     for rank, its in recent.items():
-        works[record.stages.get(rank, 0)] += [one.own[1] for one in its]
+        stage = record.stages.get(rank)
+        works[stage or 0] += [one.own[1] for one in its]
         others = [one for other in recent for one in recent[other]
-                  if other != rank and record.stages.get(other)
-                  == record.stages.get(rank)]
-        if (figure := _times_as_long(its, others)) is None:
+                  if other != rank and record.stages.get(other) == stage]
+        if not (figure := _times_as_long(its, others)):
             continue
-        mine, usual = mean_of(its, _phases), mean_of(others, _phases)
+        mine, usual = mean_of(its, 'phases'), mean_of(others, 'phases')
         name = max((name for name in mine
                     if name not in (*COMMUNICATION, 'between')),
                    key=lambda name: mine[name] - usual[name])
@@ -197,32 +188,31 @@ def diagnose(record: RunRecord) -> list[str]:
             f'work takes {figure:.2f} times as long as that of others. Most '
             f'of it is {name}: {seconds(mine[name])} in place of '
             f'{seconds(usual[name])} an update.')
-    work = {stage: median(its) for stage, its in works.items()}
-    slowest = max(work, key=lambda stage: work[stage], default=0)
-    rest = [work[stage] for stage in work if stage != slowest]
-    if rest and work[slowest] > _SLOW_STAGE * fmean(rest):
+    work = sorted((median(its), stage) for stage, its in works.items())
+    rest = [own for own, _ in work[:-1]]
+    if rest and work[-1][0] > _SLOW_STAGE * fmean(rest):
         found.append(
-            f'Stage {slowest} of the pipeline works {seconds(work[slowest])} '
-            f'an update, {work[slowest] / fmean(rest):.2f} times as long as '
+            f'Stage {work[-1][1]} of the pipeline works '
+            f'{seconds(work[-1][0])} an update, '
+            f'{work[-1][0] / fmean(rest):.2f} times as long as '
             'the mean of the others, which wait for it. Cut the model '
             'otherwise, or let partition() cut it.')
     return found
 
 
 def _times_as_long(its: Sequence[RankInterval],
-                   others: Sequence[RankInterval]) -> float | None:
-    """How many times as long a rank works as others; None: as usual."""
-    found = []
+                   others: Sequence[RankInterval]) -> float:
+    """How many times as long a rank works as others; 0: as usual."""
+    ratios, quick = [], []
     for one in its:
         there = [other.own for other in others if other.first
                  <= (one.first + one.last) / 2 <= other.last]
         if there:
-            quick, usual, _ = map(median, zip(*there, strict=True))
-            found.append((one.own[1] / usual, one.own[0] / usual,
-                          one.own[0] / quick))
-    if not found:
-        return None
-    ratio, apart, quick = map(median, zip(*found, strict=True))
-    often = fmean(one[0] > _PART for one in found)
-    return ratio if (ratio >= _SLOW and often >= _OFTEN and apart >= _PART
-                     and quick >= _SLOW) else None
+            low, middle = map(median, zip(*there, strict=True))
+            ratios.append(one.own[1] / middle)
+            quick.append((one.own[0] / low, one.own[0] / middle))
+    is_slow = ratios and (
+        min(median(ratios), median(low for low, _ in quick)) >= _SLOW
+        and min(median(part for _, part in quick), sorted(ratios)[
+            int((1 - _OFTEN) * len(ratios))]) >= _PART)
+    return median(ratios) if is_slow else 0.0

@@ -31,7 +31,6 @@ from ..intercept.patching import AroundCalls
 from ..mpi import all_ranks
 from ..report.launch_protocol import ENDED, is_launched
 from ..report.page import write_page
-from ..report.quantities import bytes_in
 from ..report.record import (
     COMMUNICATION,
     PHASES,
@@ -70,7 +69,7 @@ class RunReport(extension.Extension):
     At the end rank 0 prints the verdict: final loss and accuracy, times,
     bytes, restarts, and the costliest part of an update.  ``report.html`` in
     the result folder also has curves, the phases of each rank's updates, slow
-    ranks, and two updates as timelines.
+    ranks, and an update as timeline.
 
     Each rank appends to a file in the folder ``report`` every 10 seconds, or
     every 1/256 of the time so far where that is longer, and at the end, also
@@ -190,7 +189,8 @@ class RunReport(extension.Extension):
 
 def _start(updater: Any, ranks: int) -> RunStart:
     """What is known of a start before its first update."""
-    options = {'updater': type(updater).__name__}
+    options = {'command': ' '.join(map(str, sys.argv)),
+               'updater': type(updater).__name__}
     for name, optimizer in updater.get_all_optimizers().items():
         suffix = '' if name == 'main' else f' {name}'
         options[f'optimizer{suffix}'] = type(getattr(
@@ -209,14 +209,12 @@ def _start(updater: Any, ranks: int) -> RunStart:
     ended = json.loads(os.environ.get(ENDED, '[]'))
     return RunStart(
         time.time(), updater.iteration, ranks, platform.node(),
-        getattr(getattr(updater, 'grid', None), 'stage_index', None),
-        tuple(sys.argv), {
-            'Python': platform.python_version(),
+        getattr(getattr(updater, 'grid', None), 'stage_index', None), {
+            **options, 'Python': platform.python_version(),
             'chainer_fp8pipe': __version__, 'chainer': chainer.__version__,
             'numpy': numpy.__version__, 'mpi4py': mpi4py.__version__,
             'MPI': MPI.Get_library_version().strip('\0').split('\n')[0]},
-        options, len(ended) if is_launched() else None,
-        ended[-1] if ended else '')
+        len(ended) if is_launched() else None)
 
 
 class _CurveMeans:
@@ -249,9 +247,8 @@ class _CurveMeans:
         self._summary = chainer.reporter.DictSummary()
         if values:
             self._points.append(CurvePoint(
-                updater.iteration,
-                float(getattr(updater, 'epoch_detail', 0.0)),
-                trainer.elapsed_time, values, time.time()))
+                time.time(), updater.iteration,
+                float(getattr(updater, 'epoch_detail', 0.0)), values))
             self._made += 1
             if self._made % _POINTS == 0:
                 self._updates *= 2
@@ -307,14 +304,16 @@ class _UpdateTimes:
             self.updater.iteration)
         grown = {name: (now[name] - before.get(name, 0.0)) / len(ends)
                  for name in now}
+        own = busy - sum(sections[name] for name in COMMUNICATION)
+        lower, middle = numpy.quantile(own, [0.25, 0.5]).tolist()
         parts: list[Part] = [RankInterval(
-            self._rank, last - len(ends) + 1, last, _quartiles(steps),
-            _quartiles(busy - sum(sections[name] for name in COMMUNICATION)),
+            time.time(), self._rank, last - len(ends) + 1, last,
+            (lower, middle),
             {name: float(values.mean()) for name, values in sections.items()
              if values.any()},
             {name: grown[name] for name in PHASES if grown.get(name)},
-            _sent(self.updater, *(grown[name] for name in _BYTES)),
-            int(bytes_in('VmHWM') or 0), time.time()), *self._regular]
+            *_sent(self.updater, *(grown[name] for name in _BYTES))),
+            *self._regular]
         self._end, self._counted = ends[-1], now
         self._laps, self._regular = [], []
         return parts
@@ -344,11 +343,12 @@ class _UpdateTimes:
         count, over = divmod(iteration - self._begun, _REGULAR)
         if not over and count.bit_count() == 1 and len(taken) <= _MOST_EVENTS:
             origin = time.monotonic() - time.time()
-            self._regular.append(RecordedUpdate(iteration, end - begin, tuple(
-                event._replace(start=event.start - origin,
-                               end=event.end - origin)
-                for event in events_of(taken, self._rank, 0.0)
-                if event.end > begin)))
+            self._regular.append(RecordedUpdate(
+                begin - origin, iteration, end - begin, tuple(
+                    event._replace(start=event.start - origin,
+                                   end=event.end - origin)
+                    for event in events_of(taken, self._rank, 0.0)
+                    if event.end > begin)))
 
 
 _BYTES = 'bytes_sent', 'stage_bytes', 'stage_arrays'
@@ -377,15 +377,10 @@ def _watch(calls: AroundCalls, stream: EventStream, updater: Any) -> None:
               'update')
 
 
-def _quartiles(numbers: numpy.ndarray) -> tuple[float, float, float]:
-    low, median, high = numpy.quantile(numbers, [0.25, 0.5, 0.75]).tolist()
-    return low, median, high
-
-
 def _sent(updater: Any, gradients: float, to_stages: float, whole: float
-          ) -> dict[str, tuple[float, float]]:
-    """See :attr:`.RankInterval.sent`, of the mean bytes of an update."""
-    found = {TO_STAGES: (float(to_stages), float(whole))}
+          ) -> tuple[dict[str, float], dict[str, float]]:
+    """The mean bytes of an update as in :class:`.RankInterval`."""
+    sent, in_float32 = {TO_STAGES: to_stages}, {TO_STAGES: whole}
     optimizer = updater.get_all_optimizers().get('main')
     communicator = getattr(optimizer, 'communicator', None)
     if communicator is not None:
@@ -394,8 +389,10 @@ def _sent(updater: Any, gradients: float, to_stages: float, whole: float
         float32 = 8.0 * (size - 1) / size * _elements(optimizer)
         if not isinstance(getattr(communicator, 'events', None), EventStream):
             gradients = float32     # ChainerMN's, which counts nothing
-        found[_name_of(communicator)] = float(gradients), float32
-    return {codec: both for codec, both in found.items() if both[1]}
+        sent[_name_of(communicator)] = gradients
+        in_float32[_name_of(communicator)] = float32
+    return {codec: own for codec, own in sent.items() if in_float32[codec]
+            }, in_float32
 
 
 def _name_of(communicator: Any) -> str:

@@ -16,7 +16,7 @@ from chainer_fp8pipe.report.record import (
     RunEnd,
     RunStart,
 )
-from chainer_fp8pipe.report.stream import BUCKETS, EXCHANGE, Event
+from chainer_fp8pipe.report.stream import Event
 
 import numpy
 
@@ -51,6 +51,7 @@ class MadeUpRun:
     ends: tuple[str | None, ...] = ('',)
     begins: tuple[int, ...] = (0,)
     launched: bool = True
+    warmup: str = '0'
     seed: int = 0
 
     def write(self, folder):
@@ -64,8 +65,7 @@ class MadeUpRun:
                 writer.write([RunStart(
                     time, begin, self.ranks, f'host{rank}',
                     self.stages[rank] if self.stages else None,
-                    ('train.py', '--fast'), {'Python': '3.11'},
-                    {'communicator': 'fp8', 'overlap': 'False'},
+                    {'command': 'train.py --fast', 'warmup': self.warmup},
                     place if self.launched else None)])
                 last = self._updates(writer, rank, time, begin, random)
                 if end is not None:
@@ -83,21 +83,15 @@ class MadeUpRun:
             phases['exchange'] += max(0.0, whole - sum(phases.values()))
             own = sum(value for name, value in phases.items()
                       if name not in COMMUNICATION)
-            first = begin + 10 * number + 2
+            first, now = begin + 10 * number + 2, time + 10 * number
             if not rank:
-                writer.write([CurvePoint(
-                    first + 9, number + 1.0, 10.0 * number,
-                    {'main/loss': 2.0 / (number + 1),
-                     'validation/main/accuracy': 0.5 + 0.05 * number},
-                    time + 10 * number)])
-            step = sum(phases.values())
+                writer.write([CurvePoint(now, first + 9, number + 1.0, {
+                    'main/loss': 2.0 / (number + 1),
+                    'validation/main/accuracy': 0.5 + 0.05 * number})])
             writer.write([
-                RankInterval(rank, first, first + 9,
-                             (0.98 * step, step, 1.02 * step),
-                             (0.98 * own, own, 1.02 * own), phases, {},
-                             {'fp8': (1e6, 4e6)}, 10 ** 8,
-                             time + 10 * number),
-                RecordedUpdate(first, step, tuple(events(
+                RankInterval(now, rank, first, first + 9, (0.98 * own, own),
+                             phases, {}, {'fp8': 1e6}, {'fp8': 4e6}),
+                RecordedUpdate(now, first, sum(phases.values()), tuple(events(
                     rank, self.slow.get(rank, 1.0), time)))])
         return begin + 10 * self.intervals + 1
 
@@ -109,7 +103,6 @@ def events(rank, factor, time):
     yield Event(rank, 'forward', at, at + forward)
     yield Event(rank, 'backward', at + forward, at + forward + backward)
     yield Event(rank, 'exchange', at + forward + backward, at + 0.05)
-    yield Event(rank, 'encode', at + 0.01, at + 0.012, lane=EXCHANGE)
-    yield Event(rank, 'bucket', at + 0.01, at + 0.03, lane=BUCKETS,
-                bytes=100, about='/l1/W and 2 more')
+    yield Event(rank, 'encode', at + 0.01, at + 0.012, beside=True)
+    yield Event(rank, 'decode', at + 0.04, at + 0.042)      # inside
     yield Event(rank, 'update', at + 0.05, at + 0.052)

@@ -40,20 +40,17 @@ def test_a_page_answers_its_questions(tmp_path, capsys):
     page = (folder / 'report.html').read_text()
     text = text_of(page)
     for words in ('Nothing died: one start.', 'accuracy 75 %',
-                  'Rank 2 on host2 is slow', '1 MB', '4 MB', '100 MB',
-                  'train.py --fast', 'report_usual.json', 'rank 3'):
+                  'Rank 2 on host2 is slow', '1 MB', '4 MB',
+                  'train.py --fast', 'report.json', 'rank 3'):
         assert words in text
-    # Two curves, the phases, and two updates.
-    assert len(figures_of(page)) == 5
+    # Two curves, the phases, and an update.
+    assert len(figures_of(page)) == 4
     # It asks for nothing, and runs nothing.
     assert not re.search(r'<script|<link|<img|src=|href=|url\(', page)
     assert len(page) < 60_000
-    for kind in 'usual', 'slowest':
-        with open(folder / f'report_{kind}.json') as file:
-            names = {event['name'] for event in json.load(file)[
-                'traceEvents']}
-        # The other ranks wait for rank 2.
-        assert {'forward', 'backward', 'exchange', 'wait', 'bucket'} <= names
+    trace = json.loads((folder / 'report.json').read_text())['traceEvents']
+    assert {'forward', 'backward', 'exchange'} <= {
+        event['name'] for event in trace}
 
 
 @pytest.mark.parametrize('name', [
@@ -70,7 +67,7 @@ def test_names_are_text_and_nothing_else(tmp_path, name):
 def test_a_page_without_anything_is_a_page(tmp_path):
     write_page(RunRecord('empty'), tmp_path / 'page.html')
     assert (tmp_path / 'page.html').read_text().count(
-        'Nothing was recorded.') == 7
+        'Nothing was recorded.') == 6
 
 
 @pytest.mark.parametrize(('points', 'drawn'), [

@@ -19,7 +19,7 @@ def test_all_ranks_parts_are_read_back(tmp_path):
     record = read_record(MadeUpRun(ranks=3).write(tmp_path))
     assert record.name == tmp_path.name
     start, = record.starts
-    assert (start.ranks, start.command) == (3, ['train.py', '--fast'])
+    assert (start.ranks, start.settings['command']) == (3, 'train.py --fast')
     assert record.hosts == {0: 'host0', 1: 'host1', 2: 'host2'}
     assert record.ends[0].iteration == 61
     assert record.ended == {0, 1, 2}
@@ -38,7 +38,7 @@ def test_all_ranks_parts_are_read_back(tmp_path):
 def test_values_that_are_not_finite_are_kept(tmp_path, value):
     RecordWriter(str(tmp_path), 0).write([
         RunStart(BEGAN, 0, 1, 'a'),
-        CurvePoint(1, 0.1, 1.0, {'main/loss': value}, BEGAN)])
+        CurvePoint(BEGAN, 1, 0.1, {'main/loss': value})])
     found = read_record(str(tmp_path)).curves[0].values['main/loss']
     assert found == value or math.isnan(found) and math.isnan(value)
 
@@ -67,13 +67,13 @@ def test_a_kill_at_any_moment_costs_one_line(tmp_path, cut):
     path.write_bytes(content[:-cut])
     record = read_record(str(tmp_path))
     assert len(record.remarks) <= 1
-    RecordWriter(str(tmp_path), 0).write([CurvePoint(99, 9.0, 9.0, {})])
+    RecordWriter(str(tmp_path), 0).write([CurvePoint(BEGAN, 99, 9.0, {})])
     assert read_record(str(tmp_path)).curves[-1].iteration == 99
 
 
 @pytest.mark.parametrize('line', [
     '[]', 'nonsense', '["CurvePoint"]', '["Weather", true]', '3',
-    '["RecordedUpdate", 1, 1, [[0]]]', '["RecordedUpdate", 1, 1, 7]'])
+    '["RecordedUpdate", 1, 1, 1, [[0]]]', '["RecordedUpdate", 1, 1, 1, 7]'])
 def test_a_damaged_line_is_left_out_with_a_remark(tmp_path, line):
     folder = MadeUpRun(ranks=1).write(tmp_path)
     with open(tmp_path / 'report' / 'rank0.jsonl', 'a') as file:

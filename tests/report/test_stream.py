@@ -3,8 +3,6 @@ import threading
 
 from chainer_fp8pipe.report import stream
 from chainer_fp8pipe.report.stream import (
-    BUCKETS,
-    EXCHANGE,
     Event,
     EventStream,
     events_of,
@@ -66,15 +64,13 @@ def test_threads_have_sections_of_their_own(clock):
 
 
 def test_a_part_of_a_section_can_be_given_to_others_afterwards(clock):
-    events, kept = recording()
+    events = EventStream()
     with events.section('exchange'):
         clock.now += 10
         with events.section('decode'), events.section('exchange'):
             events.divide(encode=0.25, decode=0.0)
         events.divide(encode=2.75, decode=4.0)
     assert events.seconds == {'encode': 3, 'exchange': 3, 'decode': 4}
-    assert events_of(kept, 0, 0.0)[-1].values == (
-        ('encode', 3.0), ('decode', 4.0))
     events.divide(encode=1.0)         # of no section
     assert events.seconds['encode'] == 4
 
@@ -135,22 +131,10 @@ def test_a_thread_that_polls_makes_one_event(clock):
                 clock.now += 1
             clock.now += wait
     in_thread(work)
-    assert [(event.lane, event.bytes, round(event.start), round(event.end))
+    assert [(event.beside, event.bytes, round(event.start), round(event.end))
             for event in events_of(*kept, 0, 0.0)] == [
-                (EXCHANGE, 3, 0, 4), (EXCHANGE, 1, 5, 6)]
+                (True, 3, 0, 4), (True, 1, 5, 6)]
     assert events.hidden['exchange'] == pytest.approx(5)
-
-
-@pytest.mark.parametrize(('names', 'about'), [
-    (['W'], 'W'), (['W', 'b', 'gamma'], 'W and 2 more'), ([], '')])
-def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
-    events, kept = recording()
-    clock.now = 1.0
-    arrive = events.travel(names, 64)
-    clock.now = 3.0
-    arrive()
-    assert events_of(kept, 0, 0.0) == [Event(
-        0, 'bucket', 1, 3, lane=BUCKETS, bytes=64, about=about)]
 
 
 def test_several_keep_the_same_events(clock):

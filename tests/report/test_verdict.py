@@ -46,7 +46,7 @@ def test_how_starts_ended(tmp_path, ends, said):
 
 def test_the_result_is_the_mean_of_the_last_readings():
     record = RunRecord('run', curves=[
-        CurvePoint(n, n / 10, n, {'main/loss': float(n)})
+        CurvePoint(n, n, n / 10, {'main/loss': float(n)})
         for n in range(100)])
     assert dict(verdict(record))['main'] == (
         'loss 97 (mean of the last 5 readings)')        # of 95 to 99
@@ -72,10 +72,9 @@ def test_every_verdict_is_text(tmp_path, options):
 
 
 def test_bytes_of_warm_up_say_so(tmp_path):
-    record = read_record(MadeUpRun(intervals=2).write(tmp_path))
     for warmup, said in ('0', False), ('1', False), ('2', True):
-        record.starts[0].options['warmup'] = warmup
-        assert ('of warm-up' in text(record)) == said
+        assert ('of warm-up' in lines_of(tmp_path / warmup, warmup=warmup)[
+            'a rank sends in it']) == said
 
 
 # --- who is slow -------------------------------------------------------------

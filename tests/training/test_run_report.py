@@ -79,8 +79,7 @@ def test_all_codecs_and_communicators_are_recorded(
         assert (one.first, one.last) == (2, 12)
         assert {'input', 'forward', 'backward', 'exchange'} <= set(
             one.phases) <= set(PHASES)
-        assert one.peak > 1e6
-        assert one.step[0] <= one.step[1] <= one.step[2]
+        assert 0 < one.own[0] <= one.own[1] < sum(one.phases.values())
     assert {5, 10} <= {update.iteration for update in record.updates}
     for update in record.updates:
         assert {event.rank for event in update.events} == {
@@ -95,8 +94,8 @@ def test_bytes_are_those_of_the_codec(comm, tmp_path):
     record = one.run()
     elements = one.job.model.count_params()
     for one in record.intervals:
-        sent, whole = one.sent['fp8']
-        assert whole == 4 * elements
+        sent = one.sent['fp8']
+        assert one.float32['fp8'] == 4 * elements
         assert elements <= sent < elements + 400
 
 
@@ -113,7 +112,7 @@ def test_what_a_rank_waits_for_is_not_its_own_work(tmp_path):
     trainer.run()
     one, = read_record(str(tmp_path)).intervals
     assert one.phases['receive'] == 1000
-    assert one.own[2] < one.step[0] - 900
+    assert one.own[1] < 100
 
 
 @on_ranks(2, 4)
@@ -126,11 +125,11 @@ def test_a_pipeline_is_recorded(comm, tmp_path):
     comm.Barrier()
     record = read_record(str(tmp_path))
     assert record.stages == {rank: rank for rank in range(comm.size)}
-    assert record.starts[0].options['schedule'] == '1f1b'
+    assert record.starts[0].settings['schedule'] == '1f1b'
     assert (tmp_path / 'timeline.json').exists()
     assert len(record.curves) == 12
     # Of all boundaries, there and back, two micro-batches of 2 samples.
-    assert sum(one.sent['to stages'][1] for one in record.intervals
+    assert sum(one.float32['to stages'] for one in record.intervals
                ) >= 2 * 2 * 2 * (comm.size - 1)
     for update in record.updates:
         for rank in range(comm.size):
@@ -261,10 +260,11 @@ def test_a_training_of_chainer_alone_is_recorded(
     trainer.run()
     record = read_record(str(tmp_path))
     regular, = (one for one in record.updates if one.iteration == 5)
-    assert [event.name for event in regular.events] == [
+    assert [event.name for event in sorted(
+            regular.events, key=lambda event: event.start)] == [
         'input', *expected]
     assert not record.intervals[0].sent
-    assert record.starts[0].options['optimizer'] == 'SGD'
+    assert record.starts[0].settings['optimizer'] == 'SGD'
 
 
 @pytest.mark.parametrize('value', [

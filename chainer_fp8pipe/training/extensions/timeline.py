@@ -25,11 +25,10 @@ from ..checks import check_count
 class PipelineTimeline(extension.Extension):
     """Writes ``timeline.svg`` and ``timeline.json``.  Add it on all ranks.
 
-    One row per rank: forward, backward, update, communication, waiting, as in
-    figure 3 of Takisawa et al. (see :class:`PipelineUpdater`).  The row of
-    a replica also has its exchange: encoding, decoding and each bucket on its
-    way.  The JSON is a Chrome trace, for ``chrome://tracing`` or Perfetto.
-    Other updates lose no time.
+    One row per rank: forward, backward, update and communication, as in
+    figure 3 of Takisawa et al. (see :class:`PipelineUpdater`), and the
+    exchange of a replica.  The JSON is a Chrome trace, for
+    ``chrome://tracing`` or Perfetto.  Other updates lose no time.
 
     The ranks of a node have one clock.  Those of different nodes take the end
     of a barrier, some tens of microseconds apart, for the same moment.
@@ -70,8 +69,7 @@ class PipelineTimeline(extension.Extension):
             yield
         finally:
             stream.keep_no_more(kept)
-            self._events = [event._replace(iteration=self._iteration)
-                            for event in events_of(kept, comm.rank, origin)]
+            self._events = events_of(kept, comm.rank, origin)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if self._updater.iteration == self._iteration:

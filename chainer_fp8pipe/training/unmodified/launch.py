@@ -26,7 +26,7 @@ from ...intercept.training_objects import (
 )
 from ...mpi.tracebacks import of_the_user, shown
 from ...mpi.world import end_all_ranks, enter_world
-from ...report.launch_protocol import say_done
+from ...report.launch_protocol import DONE, tell
 
 #: Seconds in which the other ranks find the same fault, if they do.
 _PATIENCE = 10.0
@@ -171,12 +171,12 @@ def launch(script: str, arguments: Sequence[str], command: str,
             run_path(script)
             for job in reversed(jobs):
                 job.finish()
-        say_done()
+        tell(DONE)
     except Refusal as refusal:
         refuse_all(ranks, refusal, command)
     except SystemExit as exit:
         if exit.code in (None, 0):
-            say_done()
+            tell(DONE)
         elif MPI.COMM_WORLD.size > 1:
             # The other ranks may be waiting for this one.
             if isinstance(exit.code, int):
