@@ -31,7 +31,7 @@ from .placeholder import (
     made_up,
     placeholder,
 )
-from .whole_call import WholeCall
+from .whole_call import ArrayCall, WholeCall
 
 #: Attributes that Chainer's functions read from their node after ``apply``,
 #: by class.
@@ -71,9 +71,7 @@ class Figures:
     views: dict[int, int] = field(default_factory=dict)
     writes: tuple[str, ...] = ()    # attributes with arrays that it changes
     inner: tuple[str, ...] = ()     # parameters that are read inside
-    #: Of a :class:`.WholeCall`: tree of the result, and which of its leaves
-    #: are variables.
-    form: Any = None
+    form: Any = None                #: See :attr:`.ArrayCall.result`.
     #: Labels that losses leave out of their means, and the index of the input
     #: that has the labels (None if unknown).
     ignored: tuple[tuple[int, int | None], ...] = ()
@@ -216,18 +214,14 @@ def _note_outputs(call: Figures, node: Any, arguments: tuple, outs: tuple
                                       xp_of(array))
     call.kept_inputs = tuple(node._input_indexes_to_retain or ())
     call.kept_outputs = tuple(node._output_indexes_to_retain or ())
-    if isinstance(node, WholeCall):
-        call.form = node.result, node.variables
+    if isinstance(node, ArrayCall):
+        call.form = node.result
 
 
-def made_up_inputs(inputs: tuple, factor: float = 1.0) -> tuple:
-    """Inputs with made-up values for placeholders, floats times ``factor``."""
+def made_up_inputs(inputs: tuple, otherwise: bool = False) -> tuple:
+    """Inputs with made-up values for placeholders, or with other ones."""
     def real(array: Any) -> Any:
-        if not is_placeholder(array):
-            return array
-        found = made_up(array)
-        return found * found.dtype.type(factor) if (
-            factor != 1.0 and found.dtype.kind == 'f') else found
+        return made_up(array, otherwise) if is_placeholder(array) else array
     return tuple([
         chainer.Variable(real(x._data[0]), requires_grad=x.requires_grad)
         if isinstance(x, chainer.Variable) else real(x) for x in inputs])
@@ -273,8 +267,9 @@ def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
     found: list[Any] = [kind, config.enable_backprop, config.train]
     theirs = kind.__module__.startswith('chainer.')
     try:
-        if kind is WholeCall:
-            found += [_identity(node.run), nested.signature(node.tree)]
+        if issubclass(kind, ArrayCall):
+            found += [_identity(node.run), nested.signature(node.tree),
+                      node.kinds]
         elif theirs and kind.__name__ == 'Forget':
             found.append(_identity(own['func']))
         else:
@@ -283,7 +278,8 @@ def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
                     value, not theirs or name in _DECIDING))
                 for name, value in own.items() if name not in CHAINERS]
         exact = not theirs and kind is not WholeCall
-        found += [(_form(nested.array_of(x), exact),
+        found += [(_form(nested.array_of(x), exact and not (
+                       kind is ArrayCall and is_placeholder(x))),
                    isinstance(x, chainer.Variable) and x.requires_grad)
                   for x in inputs]
         key = tuple(found)

@@ -2,38 +2,32 @@
 # A placeholder stands for a value that another rank computes.  Code between
 # two functions may ask for its shape, dtype and type as of the real array; a
 # look at the data is an error that names the user's line.  An operator, a
-# method or a NumPy function of placeholders gives a derived placeholder: the
-# rank that uses the result computes it, with the real values (``Recipe``).
+# method or a NumPy function of placeholders is a call like a function of
+# Chainer's (`ArrayCall`): it is recorded, and gives placeholders.
 #
 # A placeholder is a plain object, which says by ``__class__`` that it is an
 # array, and is none for C code.  So C code that wants the data (numpy.asarray,
 # an index of another array, the right side of an assignment) asks for them by
-# ``__array__``, which is the error.  A subclass of ndarray would be read
-# without being asked: it took two more runs of the model, on placeholders with
-# other values, to find that out.  What is traded: C code that insists on a
-# real ndarray raises a TypeError of its own.
-#
-# The shape of a derived placeholder is found by calling the function on
-# made-up values, and where it may depend on them, on others, too.
+# ``__array__``, which is the error.  C code that insists on a real ndarray
+# raises a TypeError of its own.
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import chainer
 import numpy
 
-from ..intercept.function_calls import current, suspended
+from ..intercept.function_calls import current
 from . import nested
 from .calls import Source
 
-#: Methods whose results have a shape that follows from shapes.
-_LATER = frozenset((
+#: Methods that give an array, without a look at the data.
+_METHODS = frozenset((
     'astype', 'reshape', 'transpose', 'sum', 'prod', 'max', 'min', 'mean',
     'std', 'var', 'argmax', 'argmin', 'copy', 'ravel', 'flatten', 'dot',
     'any', 'all', 'clip', 'argsort', 'repeat', 'take', 'cumsum', 'cumprod',
@@ -41,32 +35,18 @@ _LATER = frozenset((
 #: Attributes that are arrays.
 _VIEWS = frozenset(('T', 'mT', 'real', 'imag'))
 #: Functions that need the shape only.
-_LIKE = frozenset((numpy.zeros_like, numpy.ones_like, numpy.empty_like,
-                   numpy.full_like))
-_SHAPES = frozenset((
+_OF_SHAPES = frozenset((
+    numpy.zeros_like, numpy.ones_like, numpy.empty_like, numpy.full_like,
     numpy.shape, numpy.ndim, numpy.size, numpy.result_type, numpy.can_cast,
     numpy.common_type, numpy.min_scalar_type, numpy.iscomplexobj,
     numpy.isrealobj))
-#: Functions whose result's shape depends on the data, or that write; not every
-#: NumPy has all of them.
-_UNKNOWN = frozenset(getattr(numpy, name) for name in (
-    'nonzero', 'flatnonzero', 'argwhere', 'unique', 'unique_all',
-    'unique_counts', 'unique_inverse', 'unique_values', 'extract', 'compress',
-    'bincount', 'setdiff1d', 'setxor1d', 'union1d', 'intersect1d',
-    'trim_zeros', 'roots', 'polymul', 'histogram_bin_edges', 'array_equal',
-    'array_equiv', 'allclose', 'copyto', 'put', 'place', 'putmask',
-    'put_along_axis', 'fill_diagonal', 'save', 'savez', 'savez_compressed',
-    'savetxt', 'shares_memory', 'may_share_memory') if hasattr(numpy, name))
+#: Functions that write files, or whose result's shape depends on floats.
+_LOOKS = frozenset((
+    numpy.nonzero, numpy.flatnonzero, numpy.argwhere, numpy.unique,
+    numpy.setdiff1d, numpy.setxor1d, numpy.union1d, numpy.intersect1d,
+    numpy.trim_zeros, numpy.save, numpy.savez, numpy.savez_compressed,
+    numpy.savetxt))
 _FLAGS = numpy.broadcast_to(numpy.zeros((), 'f'), ()).flags     # read-only
-
-
-class Recipe(NamedTuple):
-    """How the value of a derived placeholder is computed."""
-
-    function: Callable
-    leaves: tuple[Any, ...]
-    tree: Any
-    reads: tuple[Source | str, ...]
 
 
 class PlaceholderError(RuntimeError):
@@ -80,7 +60,7 @@ class Placeholder(nested.Dataless):
         shape: Of the array.
         dtype: Of the array.
         source: The output of a call, or the path of the parameter, for which
-            the placeholder stands; None: it is derived.
+            the placeholder stands.
         xp: ``numpy`` or ``cupy``.
         program: The :class:`.Program` with the call.
         scalar: Whether it stands for a NumPy number, not for an array:
@@ -89,7 +69,6 @@ class Placeholder(nested.Dataless):
 
     __array_priority__ = 100    # less than that of Variable
     flags = _FLAGS
-    recipe: Recipe | None = None
 
     def __init__(self, shape: tuple[int, ...], dtype: Any,
                  source: Source | str | None = None, xp: Any = numpy,
@@ -134,11 +113,11 @@ class Placeholder(nested.Dataless):
     def __getattr__(self, name: str) -> Any:
         if name.startswith('__'):
             raise AttributeError(name)
-        if name in _LATER:
-            return lambda *args, **kwargs: derived(
+        if name in _METHODS:
+            return lambda *args, **kwargs: recorded(
                 _method(name), (self, *args), kwargs)
         if name in _VIEWS and hasattr(numpy.ndarray, name):
-            return derived(_attribute(name), (self,), {})
+            return recorded(_attribute(name), (self,), {})
         return _of_batch(_attribute(name), (self,), {},
                          looked_at(self, f'.{name}'))
 
@@ -151,31 +130,27 @@ class Placeholder(nested.Dataless):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any,
                         out: Any = None, **options: Any) -> Any:
-        if out is not None or method == 'at':
-            raise looked_at(self, f'numpy.{ufunc.__name__}(out=...)')
-        return derived(ufunc if method == '__call__'
-                       else getattr(ufunc, method), inputs, options)
+        if out is not None:
+            options['out'] = out
+        return recorded(ufunc if method == '__call__'
+                        else getattr(ufunc, method), inputs, options)
 
     def __array_function__(self, function: Any, types: Any, args: Any,
                            kwargs: Any) -> Any:
-        if function in _LIKE:
-            return function(made_up(self), *args[1:], **{
-                'order': 'C', 'subok': False, **kwargs})
-        if function in _SHAPES:
-            return function(*map(_stand_in, args), **kwargs)
-        if function in _UNKNOWN:
+        if function in _OF_SHAPES:
+            return function(*[made_up(one) if is_placeholder(one) else one
+                              for one in args], **kwargs)
+        if function in _LOOKS:
             return _of_batch(function, args, kwargs, looked_at(
                 self, f'numpy.{function.__name__}'))
-        if kwargs.get('out') is not None:
-            raise looked_at(self, f'numpy.{function.__name__}(out=...)')
-        return derived(function, args, kwargs)
+        return recorded(function, args, kwargs)
 
     def __getitem__(self, index: Any) -> Any:
         if any(nested.array_of(item).dtype.kind == 'b'
                for item in nested.leaves(index)[0]):
             return _of_batch(operator.getitem, (self, index), {}, looked_at(
                 self, 'indexing by a condition'))
-        return derived(operator.getitem, (self, index), {})
+        return recorded(operator.getitem, (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise looked_at(self, '__setitem__')
@@ -221,7 +196,7 @@ def _operator(name: str, swapped: bool = False, in_place: bool = False
             return NotImplemented
         if in_place and not self.scalar:    # of a number: another one
             raise looked_at(self, f'{name} in place')
-        return derived(function, (*others, self) if swapped
+        return recorded(function, (*others, self) if swapped
                        else (self, *others), {})
     return method
 
@@ -243,11 +218,11 @@ for _name in ('lt', 'le', 'gt', 'ge', 'eq', 'ne', 'neg', 'pos', 'abs',
 placeholder: Any = Placeholder
 
 
-def remade(form: Any, source: Source, program: Any) -> Any:
-    """A placeholder of the same shape and dtype; a fast way to make one."""
+def remade(form: Any, **changes: Any) -> Any:
+    """A placeholder like another one; a fast way to make one."""
     made = object.__new__(Placeholder)
     made.__dict__.update(form.__dict__)
-    made.__dict__.update(source=source, program=program)
+    made.__dict__.update(changes)
     return made
 
 
@@ -256,18 +231,10 @@ def is_placeholder(array: Any) -> bool:
     return type(array) is Placeholder
 
 
-def reads(array: Any) -> tuple[Source | str, ...]:
-    """The outputs of calls, and paths of parameters, that make an array."""
-    if not is_placeholder(array):
-        return ()
-    if array.recipe is not None:
-        return array.recipe.reads
-    return () if array.source is None else (array.source,)
-
-
 def sources(array: Any) -> tuple[Source, ...]:
-    """The outputs of calls from which an array is made; () for a real one."""
-    return tuple([one for one in reads(array) if isinstance(one, Source)])
+    """The output of a call that an array stands for; () for others."""
+    return (array.source,) if is_placeholder(array) and isinstance(
+        array.source, Source) else ()
 
 
 def known(array: Any) -> Any:
@@ -277,57 +244,35 @@ def known(array: Any) -> Any:
     """
     if not is_placeholder(array):
         return array
-    if array.recipe is None:
-        return (array.program.known(array.source)
-                if isinstance(array.source, Source) and array.program
-                else None)
-    values = _all_known(array.recipe.leaves)
-    if values is None:
-        return None
-    with suspended():
-        return evaluated(array.recipe, values)
+    value = (array.program.known(array.source)
+             if sources(array) and array.program else None)
+    return value[()] if array.scalar and value is not None else value
 
 
-def derived(function: Callable, args: Any, kwargs: Any) -> Any:
-    """A placeholder of the result of a function of placeholders.
+def recorded(function: Callable, args: Any, kwargs: Any) -> Any:
+    """Has a function of placeholders recorded; placeholders of its results.
 
-    Where there is none, the result, if it depends on the batch alone.
+    Where that is impossible, the results, if they depend on the batch alone.
     """
-    leaves, tree = nested.leaves((args, kwargs))
     try:
-        shape, dtype, xp, scalar = _result_of(function, leaves, tree)
+        compute = getattr(current(), 'compute', None)
+        if compute is None:
+            raise looked_at(next(filter(is_placeholder, nested.leaves(
+                (args, kwargs))[0])), getattr(function, '__name__', 'it'))
+        return compute(function, args, kwargs)
     except PlaceholderError as error:
         return _of_batch(function, args, kwargs, error)
-    inputs = [array for array in map(nested.array_of, leaves)
-              if is_placeholder(array)]
-    result = Placeholder(
-        shape, dtype, None, xp, next(
-            (one.program for one in inputs if one.program), None), scalar)
-    result.__dict__['recipe'] = Recipe(function, tuple(leaves), tree, tuple(
-        dict.fromkeys(one for array in inputs for one in reads(array))))
-    return result
 
 
 def _of_batch(function: Callable, args: Any, kwargs: Any,
               error: PlaceholderError) -> Any:
     """The result for arrays that are known; the error if one is not."""
     leaves, tree = nested.leaves((args, kwargs))
-    values = _all_known(leaves)
-    if values is None:
+    values = [known(nested.array_of(leaf)) for leaf in leaves]
+    if any(value is None for value in values):
         raise error
     args, kwargs = nested.rebuilt(tree, values)
     return function(*args, **kwargs)
-
-
-def _all_known(leaves: Iterable[Any]) -> list[Any] | None:
-    values = [known(nested.array_of(leaf)) for leaf in leaves]
-    return None if any(value is None for value in values) else values
-
-
-def evaluated(recipe: Recipe, values: list[Any]) -> Any:
-    """The value of a derived placeholder, from real arrays."""
-    args, kwargs = nested.rebuilt(recipe.tree, values)
-    return recipe.function(*args, **kwargs)
 
 
 def looked_at(array: Any, what: str) -> PlaceholderError:
@@ -336,7 +281,7 @@ def looked_at(array: Any, what: str) -> PlaceholderError:
         "Call the updater's evaluate() or predict() on all ranks instead of "
         'the model or a part of it, and '
         'training.extensions.save_whole_model() instead of a serializer'
-        if current() is None and isinstance(reads(array)[0], str) else
+        if current() is None and isinstance(array.source, str) else
         "Compute with Chainer's functions, or move what looks into a link or "
         'function of its own, and mark that: '
         'chainer_fp8pipe.atomic(function)')
@@ -347,12 +292,10 @@ def looked_at(array: Any, what: str) -> PlaceholderError:
 
 def describe_source(array: Any) -> str:
     """The name of a placeholder's value in messages."""
-    names = [array.program.describe(one) if isinstance(one, Source)
-             and array.program is not None else
-             f'parameter {one}' if isinstance(one, str) else str(one)
-             for one in reads(array)]
-    return 'an array made of ' * (array.recipe is not None) + (
-        ' and '.join(names))
+    if isinstance(array.source, Source) and array.program is not None:
+        return array.program.describe(array.source)
+    return f'parameter {array.source}' if isinstance(
+        array.source, str) else str(array.source)
 
 
 _LIBRARIES = frozenset(('chainer', 'chainermn', 'numpy', 'cupy',
@@ -382,8 +325,6 @@ def user_line() -> str:
 # --- details -----------------------------------------------------------------
 
 _attribute = functools.lru_cache(None)(operator.attrgetter)
-
-
 _SOME = numpy.random.RandomState(0).uniform(.01, .1, 10007)
 _BITS = numpy.random.RandomState(0).randint(0, 2, 10007)
 _BITS[:2] = 1, 0
@@ -403,93 +344,14 @@ def made_up(array: Any, otherwise: bool = False) -> Any:
         return made_up(Placeholder((1,), array.dtype), otherwise)[0]
     xp = array.xp
     if array.dtype.kind == 'f':
-        values = numpy.resize(_SOME[::-1] if otherwise else _SOME,
-                              array.shape).astype(array.dtype)
+        values = numpy.resize(_SOME, array.shape).astype(array.dtype)
         if array.ndim > 1 and array.shape[-1] == array.shape[-2]:
             diagonal = numpy.arange(array.shape[-1])
             values[..., diagonal, diagonal] = .9
+        if otherwise:
+            values *= values.dtype.type(-37)
     elif otherwise:
         values = numpy.resize(_BITS, array.shape).astype(array.dtype)
     else:
         return xp.zeros(array.shape, array.dtype)
     return values if xp is numpy else xp.asarray(values)
-
-
-def _stand_in(array: Any) -> Any:
-    """A view of one number, or of the array, to which nobody can write."""
-    if is_placeholder(array):
-        return numpy.broadcast_to(numpy.zeros((), array.dtype), array.shape)
-    if not isinstance(array, numpy.ndarray):
-        return array
-    seen = array.view()
-    seen.flags.writeable = False
-    return seen
-
-
-class _Result(NamedTuple):
-    shape: tuple[int, ...]
-    dtype: Any
-    xp: Any
-    scalar: bool
-
-
-_results: dict[Any, _Result] = {}
-
-
-def _result_of(function: Callable, leaves: list[Any], tree: Any) -> _Result:
-    """As :func:`_result`, or as it was for leaves of the same form."""
-    arrays = list(map(nested.array_of, leaves))
-    try:
-        key = (function, nested.signature(tree), tuple([
-            (array.shape, array.dtype, type(array), getattr(
-                array, 'scalar', False)) for array in arrays]))
-        found = _results.get(key)
-    except TypeError:
-        return _result(function, arrays, tree)
-    # The values of a real index decide about the shape of the result.
-    if found is None or not (isinstance(function, numpy.ufunc)
-                             or all(map(is_placeholder, arrays))):
-        if len(_results) > 4096:
-            _results.clear()
-        found = _results[key] = _result(function, arrays, tree)
-    return found
-
-
-def _result(function: Callable, arrays: list[Any], tree: Any) -> _Result:
-    """Calls a function with made-up values; the form of its result.
-
-    Raises:
-        PlaceholderError: It gives no array, writes to one, or the shape
-            depends on values.
-    """
-    one = next(filter(is_placeholder, arrays))
-    name = getattr(function, '__name__', str(function))
-
-    def tried(otherwise: bool) -> Any:
-        args, kwargs = nested.rebuilt(tree, [
-            made_up(array, otherwise) if is_placeholder(array)
-            else _stand_in(array) for array in arrays])
-        try:
-            return function(*args, **kwargs)
-        except ValueError as error:
-            if not any(text in str(error) for text in (
-                    'read-only', 'output array is not acceptable')):
-                raise
-        raise looked_at(one, 'writing to another array')
-    value = tried(False)
-    if isinstance(value, (tuple, list)):
-        raise PlaceholderError(
-            f'{user_line()}: {name} returns several arrays, of which no '
-            "placeholder can be made; use Chainer's function, or "
-            'chainer_fp8pipe.atomic')
-    array = numpy.asarray(value) if numpy.isscalar(value) else value
-    if not isinstance(array, chainer.get_array_types()):
-        raise looked_at(one, name)
-    if any(is_placeholder(array) and array.dtype.kind in 'biu'
-           for array in arrays):
-        with contextlib.suppress(IndexError, ValueError):   # 1 is no index
-            if getattr(tried(True), 'shape', ()) != array.shape:
-                raise looked_at(one, f'the shape of the result of {name}')
-    return _Result(array.shape, array.dtype,
-                   chainer.backend.get_array_module(array),
-                   bool(numpy.isscalar(value)))

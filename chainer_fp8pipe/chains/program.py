@@ -34,7 +34,6 @@ from .names import Names
 from .placeholder import (
     PlaceholderError,
     describe_source,
-    evaluated,
     is_placeholder,
     known,
 )
@@ -336,32 +335,25 @@ class Program:
         array = nested.array_of(value)
         if not is_placeholder(array):
             return value
-        is_variable = isinstance(value, chainer.Variable)
-        if array.recipe is not None:
-            with suspended():
-                made = evaluated(array.recipe, [
-                    nested.array_of(self.real(leaf, values))
-                    for leaf in array.recipe.leaves])
-            return chainer.Variable(made) if is_variable else made
-        source = array.source
+        is_variable, source = isinstance(value, chainer.Variable), array.source
+        if isinstance(value, chainer.Parameter):
+            return value
         if isinstance(source, str):
-            if isinstance(value, chainer.Parameter):
-                return value
             found = self.names.parameters[source]
-            return chainer.Variable(found.array) if is_variable else (
-                found.array)
-        if array.program is not self:
-            source = self.notes.pins[id(array.program), source]
-        found = values.get(source)
-        if found is None:
-            raise PlaceholderError(
-                f'{describe_source(array)} is needed and did not come')
-        if is_variable and isinstance(source.output, int) and any(
-                one._node is value._node
-                for one in self.calls[source.call].results):
-            return found
+        else:
+            if array.program is not self:
+                source = self.notes.pins[id(array.program), source]
+            found = values.get(source)
+            if found is None:
+                raise PlaceholderError(
+                    f'{describe_source(array)} is needed and did not come')
+            if is_variable and isinstance(source.output, int) and any(
+                    one._node is value._node
+                    for one in self.calls[source.call].results):
+                return found
         # A variable that the user made of the array has no way back.
-        return chainer.Variable(found.array) if is_variable else found.array
+        return chainer.Variable(found.array) if is_variable else (
+            found.array[()] if array.scalar else found.array)
 
     # --- details -------------------------------------------------------------
 

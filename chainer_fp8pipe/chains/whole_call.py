@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy
 from ..intercept.function_calls import current
 from ..pipeline.backprop import InParameters, Tape
 from . import nested
+from .placeholder import is_placeholder, remade
 
 _NOTHING = numpy.zeros(1, 'f')
 _MARK = '_chainer_fp8pipe_atomic'
@@ -55,33 +55,25 @@ def is_marked(link: chainer.Link) -> bool:
     return _MARK in vars(link)
 
 
-class WholeCall(chainer.FunctionNode):
-    """A link or function as one node of the graph.
-
-    Forward runs the function on variables of its own, and backward goes
-    through the graph between these and the outputs; gradients of parameters
-    go into the parameters.
-
-    A stage that runs forward again makes other calls anew, but not these: what
-    a link counts, draws and keeps, it does once.
+class ArrayCall(chainer.FunctionNode):
+    """A function of arrays as one node, through which no gradient goes.
 
     Args:
-        run: The link or function.
-        function: Runs it.
+        run: The function.
         tree: Of its arguments.
-        given: Which leaves of the arguments are variables.  A further input
-            has backward called where no argument wants a gradient.
+        kinds: Of each leaf of the arguments: ``'variable'``, ``'array'`` or,
+            where NumPy has a number, ``'number'``.
+
+    Attributes:
+        result: Tree of what the function returned, and the kinds of its
+            leaves.
     """
 
-    def __init__(self, run: Callable, function: Callable, tree: Any,
-                 given: tuple[bool, ...]) -> None:
-        self.run, self._function = run, function
-        self.tree, self._given = tree, given
-        self.result: Any = None
-        self._kept: Any = None
-        #: Whether forward will run again, and what it gave.
-        self.repeats = False
-        self._made: tuple | None = None
+    result: tuple[Any, tuple[str, ...]]
+
+    def __init__(self, run: Callable, tree: Any, kinds: tuple[str, ...]
+                 ) -> None:
+        self.run, self.tree, self.kinds = run, tree, kinds
 
     @property
     def label(self) -> str:
@@ -91,6 +83,44 @@ class WholeCall(chainer.FunctionNode):
         """Any layout will do."""
 
     def forward(self, inputs: tuple) -> tuple:
+        args, kwargs = nested.rebuilt(self.tree, [
+            x[()] if kind == 'number' else _locked(x)
+            for x, kind in zip(inputs, self.kinds, strict=True)])
+        found: Any = self.run(*args, **kwargs)
+        kind = 'array'
+        if isinstance(found, (bool, int, float, numpy.generic)):
+            found, kind = numpy.asarray(found), 'number'
+        leaves, tree = nested.leaves(found)
+        self.result = tree, (kind,) * len(leaves)
+        return tuple(leaves)
+
+
+def _locked(array: Any) -> Any:
+    """A view to which nobody can write."""
+    if isinstance(array, numpy.ndarray):
+        array = array.view()
+        array.flags.writeable = False
+    return array
+
+
+class WholeCall(ArrayCall):
+    """A link or function as one node of the graph.
+
+    Forward runs the function on variables of its own, and backward goes
+    through the graph between these and the outputs; gradients of parameters
+    go into the parameters.  A further input has backward called where no
+    argument wants a gradient.
+
+    A stage that runs forward again makes other calls anew, but not these: what
+    a link counts, draws and keeps, it does once.
+    """
+
+    _kept: Any = None
+    #: Whether forward will run again, and what it gave.
+    repeats = False
+    _made: tuple | None = None
+
+    def forward(self, inputs: tuple) -> tuple:
         self.retain_inputs(())
         if self._made is not None:
             made, self._made = self._made, None
@@ -98,21 +128,20 @@ class WholeCall(chainer.FunctionNode):
         variables = [chainer.Variable(x, requires_grad=x.dtype.kind == 'f')
                      for x in inputs]
         args, kwargs = nested.rebuilt(self.tree, [
-            variable if is_variable else variable.array
-            for variable, is_variable in zip(variables, self._given,
-                                             strict=False)])
+            variable if kind == 'variable' else variable.array[()]
+            if kind == 'number' else variable.array
+            for variable, kind in zip(variables, self.kinds, strict=False)])
         keep = chainer.config.enable_backprop or self.repeats
         # The function may compute gradients inside, also in a pass that is
         # run again before backward and keeps no graph.
         with chainer.using_config('enable_backprop',
                                   keep or chainer.config.train):
-            outputs, self.result = nested.leaves(
-                self._function(*args, **kwargs))
-        self.variables = tuple(isinstance(output, chainer.Variable)
-                               for output in outputs)
+            outputs, tree = nested.leaves(self.run(*args, **kwargs))
+        self.result = tree, tuple([_kind(output) for output in outputs])
         if keep:
-            self._kept = Tape(tuple(variables), tuple(
-                itertools.compress(outputs, self.variables)))
+            self._kept = Tape(tuple(variables), tuple([
+                output for output in outputs
+                if isinstance(output, chainer.Variable)]))
         found = tuple(nested.array_of(output) for output in outputs)
         if self.repeats:
             self._made = found
@@ -123,9 +152,8 @@ class WholeCall(chainer.FunctionNode):
         tape, self._kept = self._kept, None
         found = tape.backward(tuple([
             None if gradient is None else gradient.array
-            for gradient, is_variable in zip(gradients, self.variables,
-                                             strict=True) if is_variable
-        ]), InParameters)
+            for gradient, kind in zip(gradients, self.result[1], strict=True)
+            if kind == 'variable']), InParameters)
         return tuple([_variable(found[index]) for index in indexes])
 
 
@@ -134,25 +162,39 @@ def _variable(array: Any) -> chainer.Variable | None:
         array, requires_grad=False)
 
 
-def call_whole(run: Callable, function: Callable, args: Any, kwargs: Any,
-               last_form: Callable[[], tuple[Any, tuple[bool, ...]]]) -> Any:
+def _kind(leaf: Any) -> str:
+    return ('variable' if isinstance(leaf, chainer.Variable) else
+            'number' if getattr(leaf, 'scalar', False) else 'array')
+
+
+def call_whole(run: Callable, args: Any, kwargs: Any,
+               last_form: Callable[[], tuple[Any, tuple[str, ...]]],
+               of: type[ArrayCall] = WholeCall) -> Any:
     """Calls a link or function as one node; returns what it returns.
 
     Args:
         run: The link or function.
-        function: Runs it.
         args: Arguments.
         kwargs: Keyword arguments.
-        last_form: Gives the form of the result (see :class:`.Figures`) where
-            the node was recorded, and not run.
+        last_form: Gives the ``result`` of the node where it was recorded, and
+            not run.
+        of: The class of the node.
     """
     leaves, tree = nested.leaves((args, kwargs))
-    node = WholeCall(run, function, tree, tuple(
-        isinstance(leaf, chainer.Variable) for leaf in leaves))
-    # Backward is called, also where no argument wants a gradient.
-    outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
-    tree, variables = (last_form() if node.result is None
-                       else (node.result, node.variables))
+    node = of(run, tree, tuple(map(_kind, leaves)))
+    inputs = [remade(leaf, scalar=False) if kind == 'number' else leaf
+              for leaf, kind in zip(leaves, node.kinds, strict=True)]
+    if of is WholeCall:
+        inputs.append(chainer.Variable(_NOTHING))
+    outputs = node.apply(tuple(inputs))
+    tree, kinds = getattr(node, 'result', None) or last_form()
     return nested.rebuilt(tree, [
-        output if is_variable else nested.array_of(output)
-        for output, is_variable in zip(outputs, variables, strict=True)])
+        output if kind == 'variable' else
+        _number(nested.array_of(output)) if kind == 'number'
+        else nested.array_of(output)
+        for output, kind in zip(outputs, kinds, strict=True)])
+
+
+def _number(array: Any) -> Any:
+    return (remade(array, scalar=True) if is_placeholder(array)
+            else array[()])

@@ -23,7 +23,7 @@ class Here(Interceptor):
         self.nodes = []
 
     def call_whole(self, function, args, kwargs):
-        return whole_call.call_whole(function, function, args, kwargs, None)
+        return whole_call.call_whole(function, args, kwargs, None)
 
     def apply(self, node, inputs, original):
         self.nodes.append(node.label)
