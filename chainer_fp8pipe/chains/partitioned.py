@@ -49,24 +49,24 @@ class Chunk:
         self.links = list(partition.names.links.values())
         self.statistics: Any = None     # of batch normalisations
 
-    def normalises(self, micro_batch: int) -> bool:
-        """See :meth:`.Part.normalises`; of links run as a whole."""
-        return any(call.figures is not None and call.figures.normalises
-                   for call in self._partition.programs[micro_batch].calls)
-
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
         """Makes this chunk's calls."""
-        tape, outputs, normalised = self._partition.programs[micro_batch].run(
-            self._chunk, inputs, self.name)
+        program = self._partition.programs[micro_batch]
+        # Of links that run as a whole: they are called here.
+        with self.statistics.counting(self._chunk, self._keeps) if any(
+                call.figures is not None and call.figures.normalises
+                for call in program.calls) else contextlib.nullcontext():
+            tape, outputs, normalised = program.run(self._chunk, inputs,
+                                                    self.name)
         uses: collections.Counter[Any] = collections.Counter()
         for link, *found in normalised:
             self.statistics.note(link, self._chunk, uses[link], *found)
             uses[link] += 1
         return tape, outputs
 
-    def keeps(self, link: chainer.Link) -> bool:
-        """See :meth:`.Part.keeps`; all ranks call all links."""
+    def _keeps(self, link: chainer.Link) -> bool:
+        """Whether a link's running values are here; all ranks have all."""
         part = self._partition
         return part.layouts.keepers.get(
             part.names.of(link) or '', self._chunk) == self._chunk

@@ -115,7 +115,6 @@ class ChainWork(Work):
 
     def cut(self, batch: Batch, sizes: list[int]) -> Batch:
         """See :meth:`.Work.cut`; all ranks make the arguments."""
-        assert batch.names is not None
         first = len(batch.arrays) - len(batch.names)
         found = [nested.leaves((tuple(part[:first]), dict(zip(
             batch.names, part[first:], strict=True))))

@@ -5,7 +5,7 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -18,12 +18,9 @@ def counts_of(balance: Any, chunks: int, layers: Sequence[Layer],
               sizes: Sequence[int | None]) -> list[int]:
     """The number of layers of each chunk.
 
-    Args:
-        balance: ``'parameters'`` or ``'layers'``, which is divided evenly, or
-            the numbers.
-        chunks: Of all ranks.
-        layers: Numbers and layers of the whole model.
-        sizes: Parameters of each layer; None: not known.
+    ``balance`` is ``'parameters'`` or ``'layers'``, which is divided evenly,
+    or the numbers; ``chunks`` counts those of all ranks, and ``sizes`` has the
+    parameters of each layer; None: not known.
 
     Raises:
         ValueError: There is no such measure, a size is needed that is not
@@ -58,13 +55,6 @@ def even_parts(costs: Sequence[int], parts: int) -> list[int]:
 
     The sum of squares of the parts' costs is as small as it can be, and of
     all such cuts that of the numbers of layers.
-
-    Args:
-        costs: Of each layer; not negative.
-        parts: How many parts, at most as many as layers.
-
-    Returns:
-        Numbers of layers, which sum to ``len(costs)``.
     """
     sums = [0, *itertools.accumulate(costs)]
     # By how many layers the parts so far have: the least squares of sums,
@@ -79,19 +69,16 @@ def even_parts(costs: Sequence[int], parts: int) -> list[int]:
     return best[len(costs)][2]
 
 
-def check_cut(layers: Iterable[Layer], owner: Callable[[int], Hashable]
-              ) -> None:
+def check_cut(layers: Sequence[Layer], owner: Mapping[int, int]) -> None:
     """Raises ValueError if two owners' layers have one parameter or array.
 
-    Args:
-        layers: All of the model.
-        owner: Maps a layer's index to its owner.
+    ``owner`` has the rank of each layer, by number.
     """
     first: dict[int, Layer] = {}
     for layer in layers:
         for thing in held(layer[1]):
             other = first.setdefault(id(thing), layer)
-            if owner(other[0]) != owner(layer[0]):
+            if owner[other[0]] != owner[layer[0]]:
                 name = getattr(thing, 'name', None) or ''
                 raise ValueError(
                     f'{layer_name(*other)} and {layer_name(*layer)} share the '
@@ -112,17 +99,13 @@ def held(value: Any) -> Iterator[Any]:
             array = parameter._data[0]
             if array is not None and not is_placeholder(array):
                 yield array
-        return
-    found: Iterable[Any] = ()
-    if isinstance(value, types.MethodType):
+    elif isinstance(value, types.MethodType):
         # A layer may be a method of the model.
-        if not hasattr(type(value.__self__), 'numbered_layers'):
-            found = value.__self__,
+        if not hasattr(type(value.__self__), 'pieces'):
+            yield from held(value.__self__)
     elif isinstance(value, functools.partial):
-        found = value.func, value.args, value.keywords
-    elif isinstance(value, dict):
-        found = value.values()
-    elif isinstance(value, (list, tuple, set)):
-        found = value
-    for item in found:
-        yield from held(item)
+        for item in (value.func, *value.args, *value.keywords.values()):
+            yield from held(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from held(item)

@@ -1,17 +1,16 @@
 """A model of numbered layers that can be cut into stages."""
 # A Divisible is Chainer's list of links, in which every layer keeps its place
-# for good: a layer that is no link is held by a `Call`, and a part of a model
-# has an `Elsewhere` at each place that is not here.  So names of links and
-# parameters and keys of snapshots are Chainer's own, and no cut changes them;
-# copies, devices, gradients and files are Chainer's as well.
+# for good: a layer that is no link is held by a `Call`, and a stage has one
+# without a function at each place that is not here.  So names, keys of
+# snapshots, copies, devices and files are Chainer's own.
 #
-# Initial values and masks of dropout do not depend on the cut either: what has
-# no values yet (`lazy`) draws them from a generator seeded by the model's seed
-# and the layer's number.  A rank draws those of its own layers only, as
-# drawing all would take the memory that the cut is to save.
+# Initial values do not depend on the cut either: what has none yet (`lazy`)
+# draws them from a generator seeded by the model's seed and the layer's
+# number.  A rank draws those of its own layers only, as drawing all would take
+# the memory that the cut is to save.
 #
-# Layers that share parameters must be in one part; a function that uses a
-# parameter of another part, which its closure may hide, is refused when it
+# Layers that share parameters must be on one rank; a function that uses a
+# parameter of another rank, which its closure may hide, is refused when it
 # runs (pipeline.layers).  A pipeline runs the layers and not the model: what a
 # subclass does besides would be passed over, so `stage` refuses it.
 from __future__ import annotations
@@ -54,14 +53,8 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
 
     The rank that owns the layer draws its parameters at their first use.
     Values depend on the model's seed and the layer's index in the whole model:
-    they are the same for every cut.
-
-    Args:
-        factory: A class or function that makes the layer of the arguments.
-
-    Raises:
-        TypeError: ``factory`` cannot be called, is a layer already, or does
-            not make one.
+    they are the same for every cut.  ``factory`` is a class or function that
+    makes the layer of the arguments; else it raises TypeError.
 
     .. admonition:: Example
 
@@ -76,52 +69,40 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
             f'lazy(L.Linear, 3, 2), not {factory!r}')
     # A model gives seeds of its own; elsewhere no two layers are equal.
     with deferred(next(_made), everything=True):
-        layer = factory(*args, **kwargs)
-    if not callable(layer):
-        raise TypeError(f'{factory!r} returned {layer!r}, which is not a '
-                        'layer')
-    return layer
+        return factory(*args, **kwargs)
 
 
 class Call(Link):
-    """A place in a model with a function, or a link that has one already."""
+    """A place in a model with a function, or a link that has one already.
 
-    def __init__(self, function: Callable) -> None:
+    ``text`` describes a layer that is on another stage, in place of it.
+    """
+
+    def __init__(self, function: Callable | None, text: str = '') -> None:
         super().__init__()
-        self.function = function
+        self.function, self._text = function, text
 
     def forward(self, *xs: Any) -> Any:
+        assert self.function is not None
         return self.function(*xs)
 
     def __str__(self) -> str:
-        return kind_of(self.function)
-
-
-class Elsewhere(Link):
-    """A place of a part whose layer is in another part."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
+        return self._text or kind_of(self.function)
 
 
 class Divisible(chainer.ChainList):
     """A list of layers that can be cut between any two layers.
 
-    The paper's program 2 (section 4.1).  ``model.divide(start, end)`` has the
-    layers start to end - 1, and ``model.stage(comm)`` this rank's even share.
+    ``model.stage(comm)`` has this rank's even share (the paper's program 2,
+    section 4.1).
 
     Links, functions and other callables are layers.  A tuple that a layer
     returns becomes the arguments of the next one.  Names of parameters and
     keys of snapshots come from the index in the whole model, for every cut.
 
-    ``append`` and ``extend`` add layers at the end, and ``model[i] = layer``
-    replaces one.  A layer may be a method of the model.  Attributes stay in
-    every part: an attribute, or a lambda with ``self`` in it, that holds a
-    layer of another part keeps it in memory.
+    A layer may be a method of the model.  Attributes stay on every rank: one,
+    or a lambda with ``self`` in it, that holds a layer of another rank keeps
+    it in memory.
 
     Args:
         layers: The layers; those of :func:`lazy` get values where they are
@@ -133,7 +114,7 @@ class Divisible(chainer.ChainList):
         >>> import chainer.functions as F, chainer.links as L
         >>> from chainer_fp8pipe.links import Divisible
         >>> model = Divisible(L.Linear(4, 3), F.relu, L.Linear(3, 2))
-        >>> part = model.divide(1, 3)
+        >>> part = model.share(1, 2, balance=[1, 2])
         >>> [name for name, _ in part.namedparams()]
         ['/2/W', '/2/b']
         >>> part
@@ -146,27 +127,25 @@ class Divisible(chainer.ChainList):
         )
 
     Attributes:
-        is_part: Whether this is a part of a model.
         layout: Start and end of every chunk of the whole model, in order.
-            Chunk ``c`` is on stage ``c % stages``.  None: :meth:`stage` has
-            not made the model.
+            Chunk ``c`` is on stage ``c % stages``.  None: this is the whole
+            model.
+        bounds: Start and end (exclusive) of the chunks that are here.
         foreign: Parameters of layers that are not here, by identity, with
             the name of the layer.  Weak references.
     """
 
     foreign: dict[int, tuple[weakref.ref, str]]
-    is_part: bool
-    layout: Bounds | None
-    _bounds: Bounds
-    _seed: int
+    layout: Bounds | None = None
+    _bounds: Bounds = ()
+    _seed = 0
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # Not in __init__: a user's may append before it calls ours, or never
         # call it (as in the paper's Program 2).
         self = super().__new__(cls)
         chainer.ChainList.__init__(self)
-        self.is_part, self.layout, self.foreign = False, None, {}
-        self._bounds, self._seed = (), 0
+        self.foreign = {}
         return self
 
     def __init__(self, *layers: Any, seed: int = 0) -> None:
@@ -177,27 +156,16 @@ class Divisible(chainer.ChainList):
         self.extend(layers)
 
     def _seed_layer(self, layer: Link, number: int) -> None:
-        """Seeds a layer's parameters without values by its place.
-
-        Also those that get their shape from the first input: their values
-        must not depend on what was drawn before.
-        """
+        """Seeds a layer's parameters without values by its place."""
         for position, parameter in enumerate(layer.params()):
             array = parameter._data[0]
             if array is None or is_placeholder(array):
                 draw_later(parameter, self._seed, self._seed >> 32, number,
                            position)
 
-    # --- layers -------------------------------------------------------------
-
     def insert(self, index: int, layer: Any) -> None:
-        """Adds a layer; ``append`` and ``extend`` call it.
-
-        Raises:
-            ValueError: It is no layer, or is to be elsewhere than at the
-                end, or the model is a part.
-        """
-        if self.is_part or index != len(self):
+        """Adds a layer at the end; ``append`` and ``extend`` call it."""
+        if self.layout or index != len(self):
             raise ValueError(
                 f'layers of {self!r} keep their numbers; add layers at the '
                 'end of the whole model, or make a new one of these')
@@ -222,26 +190,19 @@ class Divisible(chainer.ChainList):
         self._seed_layer(layer, index)
         return layer
 
-    def numbered_layers(self) -> list[Layer]:
-        """Number and layer of all that is here."""
-        return list(itertools.chain(*self.pieces))
-
     @property
     def bounds(self) -> Bounds:
         """Start and end (exclusive) of each run of layers that are here."""
-        return self._bounds if self.is_part else ((0, len(self)),)
+        return self._bounds or ((0, len(self)),)
 
     @property
-    def pieces(self) -> tuple[tuple[Layer, ...], ...]:
+    def pieces(self) -> list[list[Layer]]:
         """The numbered layers of each chunk that is here."""
-        return tuple(tuple((number, _layer(self[number]))
-                           for number in range(*run)) for run in self.bounds)
+        return [[(number, _layer(self[number])) for number in range(*run)]
+                for run in self.bounds]
 
     def sizes(self) -> list[int | None]:
-        """Number of parameters of each layer; None where it is not known.
-
-        Shared ones count where they are first.
-        """
+        """Parameters of each layer, where they are first; None: not known."""
         seen: set[int] = set()
         found: list[int | None] = []
         for child in self:
@@ -253,26 +214,19 @@ class Divisible(chainer.ChainList):
         return found
 
     def forward(self, *xs: Any) -> Any:
-        """Runs the layers, which must follow one another.
-
-        A tuple (or list) that a layer returns becomes the arguments of the
-        next.
-        """
-        layers = self.numbered_layers()
-        if not layers or layers[-1][0] - layers[0][0] >= len(layers):
+        """Runs the layers, which must follow one another."""
+        if len(self.bounds) != 1 or not len(self):
             raise RuntimeError(
                 f'{self!r} cannot be run at a stretch, as it has no layers, '
                 'or not those between; run its pieces')
         value: Any = xs
-        for number, layer in layers:
+        for number, layer in self.pieces[0]:
             value = layer(*as_tuple(value))
             if value is None:
                 raise TypeError(f'{layer_name(number, layer)} returned None; '
                                 'a layer returns a variable, an array, or a '
                                 'tuple of these')
         return value
-
-    # --- a link -------------------------------------------------------------
 
     def init_scope(self, *_: Any) -> NoReturn:
         """Raises TypeError: a model holds nothing but layers."""
@@ -285,20 +239,11 @@ class Divisible(chainer.ChainList):
 
     def serialize(self, serializer: Any) -> None:
         """As Chainer's; raises :class:`NotWhole` of a stage to be saved."""
-        check_whole(serializer, self, self.layout is None or not any(
-            isinstance(layer, Elsewhere) for layer in self))
+        check_whole(serializer, self, None not in map(_layer, self))
         super().serialize(serializer)
 
     def copy(self, mode: str = 'share') -> Any:
-        """A copy of the same class, with copies of the layers.
-
-        Args:
-            mode: ``'share'``: parameters share their arrays with these.
-                ``'copy'``: they have equal values.
-
-        Raises:
-            ValueError: For ``'init'``: make the model anew.
-        """
+        """As Chainer's, with mode ``'share'`` (of arrays) or ``'copy'``."""
         if mode not in ('share', 'copy'):
             raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}; "
                              'for new initial values make the model anew')
@@ -314,7 +259,7 @@ class Divisible(chainer.ChainList):
 
     def add_hook(self, hook: Any, name: str | None = None) -> Any:
         """As Chainer's; a stage, which is not called as a whole, refuses."""
-        if self.layout is not None:
+        if self.layout:
             raise ValueError(_NO_HOOKS)
         return super().add_hook(hook, name)
 
@@ -323,60 +268,34 @@ class Divisible(chainer.ChainList):
                 else f'layers {start} to {end - 1}'
                 for start, end in self.bounds]
         return f'<{type(self).__name__}: ' + (
-            f'{" and ".join(runs)} of {len(self)}>' if self.is_part
+            f'{" and ".join(runs)} of {len(self)}>' if self.layout
             else f'{len(self)} layer{"s" * (len(self) != 1)}>')
-
-    # --- cutting ------------------------------------------------------------
-
-    def divide(self, start: int, end: int) -> Any:
-        """The layers ``start`` to ``end - 1`` of the whole model.
-
-        Returns:
-            A model of the same class, which shares layers and attributes
-            with this one.
-
-        Raises:
-            ValueError: There are no such layers, this is a part already, or
-                a layer inside shares parameters with one outside; the
-                message names both.
-        """
-        start, end = operator.index(start), operator.index(end)
-        if self.is_part or not 0 <= start < end <= len(self):
-            raise ValueError(
-                f'divide({start}, {end}) of {self!r}: it takes a whole model, '
-                'the number of the first layer, and of the last plus 1')
-        check_cut(self.numbered_layers(),
-                  lambda number: start <= number < end)
-        return self._cut(((start, end),), lambda number: 'elsewhere')
 
     def stage(self, comm: Any, balance: str | Sequence[int] = 'parameters',
               chunks: int = 1) -> Any:
         """This rank's share of the whole model; call it on all ranks.
 
         Args:
-            comm: The ranks of one pipeline, in the order of the stages.  A
-                communicator of mpi4py's or ChainerMN's, or a
-                ``ProcessGrid``.
-            balance: The measure that is divided evenly: the numbers of
-                ``'parameters'`` (and so the memory) or of ``'layers'``.  Or
-                the number of layers of each chunk.
-            chunks: Chunks of each rank, for schedules with several.  Chunk
-                ``c`` goes to rank ``c % comm.size``.
+            comm: The ranks of one pipeline, in the order of the stages: a
+                communicator of mpi4py or ChainerMN, or a ``ProcessGrid``.
+            balance: What is divided evenly, ``'parameters'`` (and so the
+                memory) or ``'layers'``; or the number of layers of each chunk.
+            chunks: Of each rank, for schedules with several.
 
         Returns:
-            A model of the same class, as :meth:`divide` does.
+            A model of the same class, which shares layers and attributes
+            with this one.
 
         Raises:
             ValueError: On all ranks: ranks have other layers or arguments,
-                there are more chunks than layers, the counts do not fit,
-                sizes are not known, layers on two ranks share parameters, the
+                these do not fit, layers on two ranks share parameters, or the
                 class has a ``forward`` of its own, or the model hooks.
             LayerError: Values cannot be drawn; on all ranks.
         """
         from ..mpi.agreement import raise_together  # it takes MPI
         enter_world(comm)
-        is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
-        stage, stages = ((comm.stage_index, comm.stages) if is_grid
+        stage, stages = ((comm.stage_index, comm.stages)
+                         if hasattr(comm, 'stage_index')    # a grid
                          else (comm.rank, comm.size))
         part = raise_together(
             all_ranks(comm), lambda: self.share(
@@ -394,30 +313,10 @@ class Divisible(chainer.ChainList):
               balance: str | Sequence[int] = 'parameters', chunks: int = 1
               ) -> Any:
         """What :meth:`stage` gives to one of the stages, without MPI."""
-        self._refuse_own_ways()
-        total = stages * operator.index(chunks)
-        if not 1 <= total <= len(self):
-            raise ValueError(
-                f'{self!r} cannot be cut into {chunks} chunks for each of '
-                f'{stages} ranks: a chunk has 1 layer or more')
-        ends = list(itertools.accumulate(counts_of(
-            balance, total, self.numbered_layers(), self.sizes())))
-        layout = tuple(zip([0, *ends], ends, strict=False))
-        owner = {number: chunk % stages
-                 for chunk, run in enumerate(layout)
-                 for number in range(*run)}
-        check_cut(self.numbered_layers(), owner.__getitem__)
-        part = self._cut(layout[stage::stages], lambda number: (
-            f'on stage {owner[number]}'))
-        part.layout = layout
-        return part
-
-    def _refuse_own_ways(self) -> None:
-        """Raises ValueError for what a pipeline would pass over."""
-        if self.is_part:
+        if self.layout:
             raise ValueError(f'{self!r} is a part already; call stage of the '
                              'whole model')
-        for name in 'forward', '__call__':
+        for name in 'forward', '__call__':      # a pipeline passes them over
             if name in vars(self) or getattr(type(self), name) is not getattr(
                     Divisible, name):
                 raise ValueError(
@@ -426,6 +325,38 @@ class Divisible(chainer.ChainList):
                     'one; make what it does a layer')
         if self._local_link_hooks:
             raise ValueError(_NO_HOOKS)
+        total = stages * operator.index(chunks)
+        if not 1 <= total <= len(self):
+            raise ValueError(
+                f'{self!r} cannot be cut into {chunks} chunks for each of '
+                f'{stages} ranks: a chunk has 1 layer or more')
+        layers, = self.pieces
+        ends = list(itertools.accumulate(counts_of(
+            balance, total, layers, self.sizes())))
+        layout = tuple(zip([0, *ends], ends, strict=False))
+        owner = {number: chunk % stages
+                 for chunk, run in enumerate(layout)
+                 for number in range(*run)}
+        check_cut(layers, owner)
+        part = type(self).__new__(type(self))
+        vars(part).update(vars(self), name=None, layout=layout, _children=[],
+                          _bounds=layout[stage::stages], foreign={})
+        for number, child in enumerate(self):
+            layer = _layer(child)
+            if owner[number] != stage:
+                part.foreign.update({
+                    id(thing): (weakref.ref(thing), layer_name(number, layer))
+                    for thing in held(layer)
+                    if isinstance(thing, chainer.Parameter)})
+                child = Call(None, f'{child}, on stage {owner[number]}')
+            elif isinstance(layer, types.MethodType) and (
+                    layer.__self__ is self):
+                child = Call(types.MethodType(layer.__func__, part))
+            elif isinstance(child, Call):
+                child = Call(layer)
+            child.name = str(number)
+            part._children.append(child)
+        return part
 
     def _agreed(self, chunks: int, balance: str | Sequence[int]
                 ) -> dict[str, str]:
@@ -437,33 +368,11 @@ class Divisible(chainer.ChainList):
             'the number of layers': str(len(self)),
             'the seed of the model': str(self._seed),
             **{f'layer {number}': kind_of(layer)
-               for number, layer in self.numbered_layers()},
+               for number, layer in self.pieces[0]},
             **{f'the parameter {name}': 'without a shape' if array is None
                else f'{array.dtype} {tuple(array.shape)}'
                for name, parameter in self.namedparams()
                for array in parameter._data[:1]}}
-
-    def _cut(self, bounds: Bounds, place: Callable[[int], str]) -> Any:
-        inside = set(itertools.chain(*itertools.starmap(range, bounds)))
-        part = type(self).__new__(type(self))
-        vars(part).update(vars(self), name=None, is_part=True, _bounds=bounds,
-                          _children=[], foreign={})
-        for number, child in enumerate(self):
-            layer = _layer(child)
-            if number not in inside:
-                part.foreign.update({
-                    id(thing): (weakref.ref(thing), layer_name(number, layer))
-                    for thing in held(layer)
-                    if isinstance(thing, chainer.Parameter)})
-                child = Elsewhere(f'{child}, {place(number)}')
-            elif isinstance(layer, types.MethodType) and (
-                    layer.__self__ is self):
-                child = Call(types.MethodType(layer.__func__, part))
-            elif isinstance(child, Call):
-                child = Call(layer)
-            child.name = str(number)
-            part._children.append(child)
-        return part
 
 
 _NO_HOOKS = ('a stage of a pipeline runs layers one by one, so that hooks of '

@@ -9,7 +9,6 @@
 # fit sends a refusal in place of the former, so that all raise.
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import chainer
@@ -101,9 +100,7 @@ class GroupedBatchNormalizationFunction(
         batch_normalization.BatchNormalization):
     """``chainer.functions.batch_normalization`` over a group's batch.
 
-    One message forward and one backward, and the latter only if the gradient
-    of ``x`` is wanted.  Statistics are float32 or better, and float64 where
-    they are added up.  The gradients of gamma and beta are this rank's share.
+    Statistics are float32 or better, and float64 where they are added up.
     Options are as in Chainer; ``mean`` and ``var`` are updated in place.
     """
 
@@ -193,10 +190,8 @@ class GroupedBatchNormalizationFunction(
                 ) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Means and biased variances of the whole batch.
 
-        Args:
-            everyone: float64 of shape (ranks, 1 + 2 * channels): each rank's
-                number of elements per channel, means, and sums of squares
-                about them; or a refusal.
+        ``everyone`` has each rank's number of elements per channel, means,
+        and sums of squares about them; or a refusal.
         """
         counts = everyone[:, :1]
         refused = numpy.flatnonzero(counts == _REFUSED)
@@ -210,11 +205,6 @@ class GroupedBatchNormalizationFunction(
         if not self.elements:
             raise ValueError('no rank of the group has a sample to normalise; '
                              'leave out batches that are empty on all ranks')
-        if self.elements == 1:
-            warnings.warn(
-                'a whole group of ranks has one element per channel; batch '
-                'normalisation then gives beta, whatever the input',
-                stacklevel=2)
         mean = (counts * means).sum(axis=0) / self.elements
         square = (squares + counts * (means - mean) ** 2).sum(axis=0)
         return mean, square / self.elements

@@ -1,31 +1,27 @@
 """The way back through a graph, and the sums of parameters' gradients."""
 # Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) writes the
-# gradients of parameters at its end.  `Tape` visits the same functions in the
-# same order and makes the same sums; but each parameter's gradient is handed
-# over when all functions that use it are through, and those of weights, which
-# no other function needs, can be put off: for the weight half of a zero-bubble
-# schedule, or as factors.
+# gradients of parameters at its end.  `Tape` makes the same sums; but each
+# parameter's gradient is handed over when all functions that use it are
+# through, and those of weights, which no other function needs, can be put off:
+# for the weight half of a zero-bubble schedule, or as factors.
 #
 # A gradient of a fully connected layer's weight is a product of two matrices,
 # g^T x.  For several small micro-batches it is one product of what they have
 # stacked, which runs faster, and saves the addition of a result as large as
 # the weight for each of them: of a step of the paper's network in 64
-# micro-batches that is a third.  So the factors are handed over in place of
-# the product, and `GradientSums` multiplies.
+# micro-batches that is a third.
 #
-# Chainer's order is that of ranks, the lengths of the ways from the inputs.
-# They begin anew where a graph is cut, so that the gradients of a variable
-# which several functions use would be added in another order, and rounded
-# otherwise, than without the cut.  Where the functions are numbered in the
-# order of their calls, the pass goes through them backwards in that order,
-# which no cut changes.
+# Chainer's order is that of ranks, the lengths of the ways from the inputs,
+# which begin anew where a graph is cut.  Where the functions are numbered in
+# the order of their calls, the pass goes through them backwards in that order,
+# which no cut changes, and so rounds sums alike.
 from __future__ import annotations
 
 import contextlib
 import heapq
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
@@ -60,8 +56,6 @@ SEPARABLE = frozenset((
 
 class Tape:
     """The way back through a graph for one micro-batch, to be gone once.
-
-    The only arrays kept are those that Chainer's functions retain.
 
     Args:
         inputs: Variables without creator.
@@ -99,9 +93,9 @@ class Tape:
         """Gradients of the inputs, from those of the outputs.
 
         ``taker``, :class:`GradientSums` or :class:`InParameters`, takes those
-        of parameters; some may be left in the parameters, by passes inside of
-        functions.  With ``defer`` those of weights that can be put off, see
-        :data:`SEPARABLE`, are left to :meth:`backward_weight`.
+        of parameters; passes inside of functions leave some in these.  With
+        ``defer`` those of weights of :data:`SEPARABLE` functions are left to
+        :meth:`backward_weight`.
         """
         self._taker = taker
         starts: dict[Any, Any] = {}
@@ -287,14 +281,6 @@ class InParameters:
                           else parameter.grad + gradient)
 
 
-class _Product(NamedTuple):
-    """Factors of the gradients of a weight and a bias, put off."""
-
-    weight: chainer.Parameter
-    bias: chainer.Parameter | None
-    parts: list[tuple[numpy.ndarray, numpy.ndarray]]
-
-
 class GradientSums:
     """Adds up the gradients of a step, in the memory of the last one's.
 
@@ -302,14 +288,11 @@ class GradientSums:
     updates' gradients, is left to them.  Micro-batches come in their order on
     every rank, so a sum has the same bits whatever the cut.  float16 is
     summed in float32.
-
-    The gradients of a weight for several small micro-batches are one product
-    of matrices.  Which micro-batches go together depends on their sizes and
-    on :meth:`settle` only.
     """
 
     def __init__(self) -> None:
-        self._products: dict[int, _Product] = {}
+        # By weight: also a bias or None, and factors that are put off.
+        self._products: dict[int, tuple[chainer.Parameter, Any, list]] = {}
         self._sums: dict[int, tuple[chainer.Parameter, Any]] = {}
         self._memory: dict[int, Any] = {}
 
@@ -335,25 +318,18 @@ class GradientSums:
         ``inputs``, float32[samples, inputs], must not be changed until there
         are :data:`ENOUGH` samples, :meth:`settle` or :meth:`finish`.
         """
-        both = [weight] if bias is None else [weight, bias]
-        product = self._products.get(id(weight))
-        if product is None or product.bias is not bias:
-            # One of them may belong to another product, too.
-            self.settle(both)
-            product = _Product(weight, bias, [])
-            self._products.update((id(one), product) for one in both)
-        product.parts.append((gradient, inputs))
-        if sum(len(part) for part, _ in product.parts) >= ENOUGH:
-            self.settle(both)
+        if self._products.get(id(weight), (None, bias))[1] is not bias:
+            self.settle([weight])
+        *_, parts = self._products.setdefault(id(weight), (weight, bias, []))
+        parts.append((gradient, inputs))
+        if sum(len(part) for part, _ in parts) >= ENOUGH:
+            self.settle([weight])
 
     def settle(self, parameters: Iterable[chainer.Parameter]) -> None:
         """Adds the products that are kept of these parameters."""
         for parameter in parameters:
-            product = self._products.get(id(parameter))
-            if product is not None:
-                for one in (product.weight, product.bias):
-                    self._products.pop(id(one), None)
-                self._multiply(*product)
+            if id(parameter) in self._products:
+                self._multiply(*self._products.pop(id(parameter)))
 
     def collect(self, parameters: Iterable[chainer.Parameter]) -> None:
         """Moves the gradients that Chainer's backward left into the sums."""
@@ -364,8 +340,7 @@ class GradientSums:
 
     def finish(self, loss_scale: float | None) -> None:
         """Hands the sums over to ``parameter.grad`` and starts anew."""
-        self.settle([product.weight
-                     for product in tuple(self._products.values())])
+        self.settle([weight for weight, *_ in [*self._products.values()]])
         self._memory = {key: total for key, (_, total) in self._sums.items()}
         for parameter, total in self._sums.values():
             parameter.grad = total.astype(parameter.dtype, copy=False)

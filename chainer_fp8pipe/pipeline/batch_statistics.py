@@ -1,10 +1,9 @@
 """Running statistics of batch normalisation, as if a batch came whole.
 
-Each micro-batch is normalised with its own mean and variance.  Chainer would
-also update the running averages once per micro-batch, so that they would
-depend on the number of micro-batches.  Here they are updated once per batch,
-with the mean and the variance of the whole batch, which follow from those of
-its parts (Chan, Golub, LeVeque: parallel variance).
+Each micro-batch is normalised with its own mean and variance.  The running
+averages are updated once per batch, with the mean and the variance of the
+whole batch, which follow from those of its parts (Chan, Golub, LeVeque:
+parallel variance).
 """
 from __future__ import annotations
 
@@ -29,9 +28,6 @@ class BatchStatistics(chainer.LinkHook):
     name = 'BatchStatistics of chainer_fp8pipe'
 
     def __init__(self) -> None:
-        # By link, chunk, and its how-manieth use there in one micro-batch:
-        # elements of each channel, mean, biased variance, and whether
-        # averages are over all batches since then.
         self._parts: dict[tuple[Any, int, int], list[tuple]] = {}
         self._uses: collections.Counter[Any] = collections.Counter()
         self._before: list[tuple[Any, ...]] = []
@@ -69,8 +65,7 @@ class BatchStatistics(chainer.LinkHook):
         if not _counts(link):
             return
         if self._here(link):
-            # A link that normalises over several ranks knows how many there
-            # are.
+            # A link that normalises over several ranks knows how many.
             count = getattr(link, 'group_elements', 0) or (
                 _input(args).size // max(link.avg_mean.size, 1))
             self.note(link, self._chunk, self._uses[link], count,
@@ -80,9 +75,10 @@ class BatchStatistics(chainer.LinkHook):
 
     def note(self, link: Any, chunk: int, use: int, count: int, mean: Any,
              variance: Any, finetuned: bool) -> None:
-        """Notes the statistics of a micro-batch, as of ``_parts``.
+        """Notes a micro-batch's elements of each channel, mean and variance.
 
-        ``variance`` is the unbiased one.
+        ``use`` counts those of the link in this chunk and micro-batch.  The
+        variance is the unbiased one.
         """
         self._parts.setdefault((link, chunk, use), []).append((
             count, mean.astype(numpy.float64),

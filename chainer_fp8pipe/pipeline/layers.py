@@ -1,14 +1,13 @@
 """Some layers of a ``Divisible`` as a part of a pipeline."""
-# A list of layers is cut where it was told, and each of its layers needs
-# nothing but what the one before it returns.  So a rank runs the layers that
-# it has, on variables of its own.  Recording them first, as the calls of a
-# Chain are, would cost the paper's network 3 to 26 % of a step.
+# Each layer of a list needs nothing but what the one before it returns.  So a
+# rank runs the layers that it has, on variables of its own.  Recording them
+# first, as the calls of a Chain are, would cost the paper's network 3 to 26 %
+# of a step.
 #
-# All layers of a part are in one graph.  An interceptor sees their functions
-# as they are called: it calls them without Chainer's checks, counts how often
-# they use a parameter, so that `Tape` knows when its gradient is final,
-# numbers them, so that it adds in the same order whatever the cut, and notes
-# which layer has called a function, for messages.
+# An interceptor sees the functions of a part as they are called: it calls them
+# without Chainer's checks, counts how often they use a parameter, so that
+# `Tape` knows when its gradient is final, numbers them, so that it adds in the
+# same order whatever the cut, and notes which layer has called a function.
 #
 # Where a part is to be run forward again before backward, the first pass
 # makes a graph that keeps no arrays: each function in it is a `_Later`, which
@@ -46,6 +45,7 @@ from ..intercept.function_calls import (
 from .backprop import Arrays, Tape
 from .batch_statistics import BatchStatistics
 from .randomness import Place, seed_at
+from .reported import Reports, add, report_of
 
 #: A layer of the whole model: its index there, and what is called.
 Layer = tuple[int, Callable]
@@ -95,11 +95,7 @@ def as_tuple(value: Any) -> tuple:
 
 
 def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
-    """A layer's return value as variables.
-
-    Raises:
-        TypeError: The next layer could not take the value.
-    """
+    """A layer's return value as variables, or TypeError."""
     if type(value) is chainer.Variable:
         return (value,)
     items = as_tuple(value)
@@ -122,14 +118,10 @@ class LayersPart:
         layers: With their indexes in the whole model.
         xp: ``numpy`` or ``cupy``: where the layers are.
         foreign: See :class:`.Divisible`.
-
-    Attributes:
-        loss: Behind the last layer; None: the outputs are the layer's.
     """
 
     links: Sequence[chainer.Link] = ()      # none forbids to run forward twice
-    loss: LayersLoss | None = None
-    statistics: BatchStatistics
+    loss: LayersLoss | None = None          # behind the last layer
 
     def __init__(self, layers: Sequence[Layer], xp: Any = numpy,
                  foreign: Mapping[int, tuple[Any, str]] | None = None
@@ -143,6 +135,7 @@ class LayersPart:
             if isinstance(layer, chainer.Link)
             for parameter in layer.params()}.values())
         self.xp, self.foreign = xp, foreign or {}
+        self.statistics = BatchStatistics()
         # Calls that Chainer has checked.  A wrong shape may not be an error
         # of NumPy's, but broadcast.
         self.checked: set[tuple] = set()
@@ -152,12 +145,11 @@ class LayersPart:
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
         """See :meth:`.Part.record`."""
-        index = self._layers[0][0]
         # Also without a graph the layers are called with variables: for
         # arrays some functions return another dtype, and in-place operators
         # change the array, where those of a variable make a new one.
         variables = tuple([
-            chainer.Variable(array, requires_grad=index > 0
+            chainer.Variable(array, requires_grad=self._layers[0][0] > 0
                              and array.dtype.kind == 'f')
             for array in inputs])
         calls = _Pass(self)
@@ -168,7 +160,8 @@ class LayersPart:
                 keeps = chainer.config.enable_backprop
                 again = chainer.config.train and not keeps
                 # A layer may have a block without a graph of its own.
-                with chainer.using_config('enable_backprop', keeps or again):
+                with chainer.using_config('enable_backprop', keeps or again), \
+                        self.statistics.counting(self._layers[0][0]):
                     if again:
                         self._first[micro_batch] = calls
                         calls.note(variables)
@@ -196,23 +189,11 @@ class LayersPart:
             values = self.loss.run(calls, micro_batch, values)
         return values
 
-    def normalises(self, micro_batch: int) -> bool:
-        """See :meth:`.Part.normalises`; a function may use any link."""
-        return True
-
-    def keeps(self, link: chainer.Link) -> bool:
-        """See :meth:`.Part.keeps`."""
-        return True
-
 
 class _Later(chainer.FunctionNode):
     """A call in a graph without arrays, to be made again.
 
-    Attributes:
-        name: Of the layer.
-        arguments: Nodes of variables, parameters, and copies of arrays.
-        place: With which the layer began to draw; None: it draws nothing.
-        config: Chainer's settings that the layer has changed.
+    Its arguments are nodes of variables, parameters, and copies of arrays.
     """
 
     def __init__(self, node: chainer.FunctionNode, inputs: Any, of: _Pass
@@ -250,37 +231,26 @@ class _Later(chainer.FunctionNode):
 
 
 class _Pass(Interceptor):
-    """One pass forward: its functions, and what is known of each.
-
-    Attributes:
-        part: Whose pass it is.
-        now: The name of the layer that runs.
-        place: With which it began to draw; None: it draws nothing.
-        left_out: Labels that functions leave out of a mean, as arrays and
-            numbers; None: nobody asks.
-        numbers: In which order functions were called, by their ids.
-        noting: Whether calls are noted, to be made again.
-        config: Chainer's settings when calls began to be noted.
-        results: Nodes of the variables that have come out, or arrays that
-            follow from none that went in.
-    """
-
-    noting = False
+    """One pass forward: its functions, and what is known of each."""
 
     def __init__(self, part: LayersPart) -> None:
-        self.part, self.now = part, ''
+        self.part, self.now = part, ''      # the name of the layer that runs
+        # With which it began to draw; None: it draws nothing.
         self.place: Place | None = None
+        # Labels that functions leave out of a mean; None: nobody asks.
         self.left_out: list[tuple[Any, Any]] | None = None
+        # In which order functions were called, by their ids.
         self.numbers: dict[int, int] = {}
-        self.results: list[Any] = []
-        self.config: dict[str, Any] = {}
-        self._names: list[str] = []
+        self._names: list[str] = []         # of layers, by these numbers
         self._uses: collections.Counter[Any] = collections.Counter()
         self._inner: set[Any] = set()
         self._inside = False
-        # What goes in, and the calls in their order, with their outputs.
+        # To be made again: whether calls are noted, with which settings of
+        # Chainer's, what goes in, the calls with their outputs, and results.
+        self.noting, self.config = False, dict[str, Any]()
         self._given: list[Any] = []
         self._calls: list[tuple[_Later, list[Any]]] = []
+        self.results: list[Any] = []
 
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
         parameters = self._parameters(inputs)
@@ -403,50 +373,39 @@ class LayersLoss:
         metrics: Name to a function of the same arguments, a mean as well.
         count: ``count(target)``: the weight of a micro-batch in the loss;
             None: its labels that are not ignored, or else its samples.
-
-    Attributes:
-        found: For each micro-batch and metric its name, value and weight.
     """
 
     def __init__(self, loss_func: Callable, metrics: Mapping[str, Any],
                  count: Callable | None) -> None:
-        self._functions = {
-            name: (function, counting(function))
-            for name, function in metrics.items()}
-        self._loss = loss_func, count or counting(loss_func)
+        self._metrics = [(name, function, counting(function))
+                         for name, function in metrics.items()]
+        self._loss, self._count = loss_func, count or counting(loss_func)
         self._targets: list[Any] = []
-        self.found: list[tuple[str, float, float]] = []
+        self.found: Reports = {}        # by metrics
 
     def begin(self, targets: list[Any]) -> list[float]:
         """Starts a batch; the weight of each micro-batch in the loss."""
-        self._targets, self.found = targets, []
-        return [checked_weight(self._loss[1](target)) for target in targets]
+        self._targets, self.found = targets, {}
+        return [checked_weight(self._count(target)) for target in targets]
 
     def run(self, calls: _Pass, micro_batch: int, outputs: tuple
             ) -> tuple[chainer.Variable]:
-        """The loss of a micro-batch; notes the metrics.
-
-        Raises:
-            TypeError: The loss is no variable.
-            ValueError: The loss or a metric is no mean over the samples.
-        """
+        """The loss of a micro-batch; notes the metrics."""
         target = self._targets[micro_batch]
-        loss = _called(calls, 'the loss', *self._loss, outputs, target)
+        loss = _called(calls, 'the loss', self._loss, self._count, outputs,
+                       target)
         if not isinstance(loss, chainer.Variable):
             raise TypeError(f'loss_func returned a {type(loss).__name__}; '
                             'it must return a variable')
         noting, calls.noting = calls.noting, False
         # No metric changes what the loss has been given.
         arrays = [output.array for output in outputs]
-        for name, (function, count) in self._functions.items():
+        for name, function, count in self._metrics:
             with chainer.no_backprop_mode():
                 value = _called(calls, f'metric {name!r}', function, count,
                                 map(chainer.Variable, arrays), target)
-            weight = checked_weight(count(target))
-            value = getattr(value, 'array', value)
-            self.found.append((name, float(
-                value.item() if hasattr(value, 'item') else value
-            ) if weight else 0.0, weight))
+            add(self.found, name, report_of(value,
+                                            checked_weight(count(target))))
         calls.noting, calls.now = noting, 'the loss'
         return (loss,)
 
@@ -457,7 +416,7 @@ def _called(calls: _Pass, name: str, function: Callable, count: Callable,
     calls.now = name
     assert calls.place is not None
     seed_at(calls.place, calls.part.xp)
-    calls.left_out = [] if count is samples else None
+    calls.left_out = [] if count is len else None
     value = function(*outputs, target)
     if getattr(value, 'size', 1) != 1:
         raise ValueError(f'it returned shape {value.shape}; it must return a '
@@ -484,7 +443,7 @@ def checked_weight(value: Any) -> float:
 
 
 def counting(function: Callable) -> Callable[[Any], float]:
-    """How much a loss or metric counts in a target, for its mean.
+    """How much a loss or metric counts in a target: its labels or ``len``.
 
     Known from the arguments ``ignore_label`` and ``normalize`` of Chainer's
     functions, also when they were bound by :func:`functools.partial`.
@@ -492,18 +451,13 @@ def counting(function: Callable) -> Callable[[Any], float]:
     try:
         known = inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return samples
+        return len
     values = {name: parameter.default for name, parameter in known.items()}
     while isinstance(function, functools.partial):
         function = function.func
     label = (-1 if function is F.sigmoid_cross_entropy      # built in
              else values.get('ignore_label'))
     if label is None or not values.get('normalize', True):
-        return samples
+        return len
     return lambda target: float(numpy.count_nonzero(
         chainer.backends.cuda.to_cpu(target) != label))
-
-
-def samples(target: Any) -> float:
-    """The number of samples in a micro-batch's target."""
-    return len(target)

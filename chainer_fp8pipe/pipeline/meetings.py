@@ -1,12 +1,9 @@
 """What the ranks of a step tell each other, above all of failures."""
-# Whatever goes wrong on one rank is an error on every rank.  A step has three
-# meetings, in which every rank says something small and hears what the others
-# say: that it has read and is about to do the same as they; that the work is
-# done, and what was reported; that what follows is done (the exchange, the
-# optimizer with its hooks, reports).  Between them no rank waits for another
-# one but through channels, groups of batch normalisation, or ``add``, which
-# is a meeting itself.  So a rank that fails anywhere says so in place of
-# whatever the others say next, and all raise.
+# In each of its three meetings every rank of a step says something small and
+# hears what the others say.  Between them no rank waits for another one but
+# through channels, groups of batch normalisation, or ``add``, which is a
+# meeting itself.  So a rank that fails anywhere says so in place of whatever
+# the others say next, and all raise.
 from __future__ import annotations
 
 import contextlib
@@ -32,20 +29,26 @@ class NotTraced(ValueError):
 
 
 class Meetings:
-    """The meetings of all ranks, or of one pipeline's alone.
+    """The meetings of all ranks, ``comm``, or of one pipeline's alone.
 
-    Args:
-        comm: All ranks.
-        waits: Gives a block in which this rank waits for the others.
-
-    Attributes:
-        broken: What has failed after it had begun; '' if nothing has.
+    ``waits`` gives a block in which this rank waits for the others.
     """
 
     def __init__(self, comm: MPI.Comm, waits: Callable[[], Any]) -> None:
-        self.comm, self.broken, self._waits = comm, '', waits
+        self.comm, self._waits = comm, waits
+        self.broken = ''        # what has failed after it had begun
+        # What has failed on this rank in blocks of `noting`.
+        self.error: BaseException | None = None
         self._meetings: dict[int, Meeting] = {}
         self._all_know = False      # of the error that is raised
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """A block that may fail, of which the others hear in :meth:`open`."""
+        try:
+            yield
+        except BaseException as error:
+            self.error = self.error or error
 
     def must_go_on(self) -> None:
         """Raises ValueError if something has failed after it had begun."""
@@ -53,28 +56,20 @@ class Meetings:
             raise ValueError('these ranks failed before '
                              f'({self.broken}); make a new updater')
 
-    def open(self, comm: MPI.Comm, error: BaseException | None,
-              entries: Mapping[str, str], value: Any = None) -> list[Any]:
+    def open(self, comm: MPI.Comm, entries: Mapping[str, str],
+             value: Any = None) -> list[Any]:
         """The first meeting of a step; the values of all ranks.
 
-        Args:
-            comm: All ranks, or some of them.
-            error: What has failed on this rank.
-            entries: What must be equal on all ranks.
-            value: What this rank has to say else.
-
-        Raises:
-            ValueError: Something has failed on a rank, or entries differ;
-                on all ranks.
-            BaseException: ``error``, if it is no Exception.
+        If something has failed on a rank, or entries differ, it raises
+        ValueError on all of them; or the error itself, if it is no Exception.
         """
-        self._all_know = False
+        error, self.error, self._all_know = self.error, None, False
         text = '' if error is None else (
             str(error) if type(error) in (ValueError, NotTraced)
             else f'{type(error).__name__}: {error}')
-        said = self._say(comm, (text, digest(entries), value,
-                                isinstance(error, NotTraced)))
-        texts, digests, values, untraced = zip(*said, strict=True)
+        texts, digests, values, untraced = zip(*self._say(comm, (
+            text, digest(entries), value, isinstance(error, NotTraced))),
+            strict=True)
         if any(texts) or len(set(digests)) > 1:
             try:
                 agree(comm, entries, text, _SAME,
@@ -86,11 +81,7 @@ class Meetings:
         return list(values)
 
     def meet(self, comm: MPI.Comm, value: Any = None) -> list[Any]:
-        """A later meeting: the values of all ranks.
-
-        Raises:
-            RemoteError: A rank says that it has failed.
-        """
+        """A later meeting: the values of all ranks, or RemoteError."""
         texts, values = zip(*self._say(comm, ('', value)), strict=True)
         if any(texts):
             self._break(comm, texts)
@@ -102,8 +93,8 @@ class Meetings:
         """A block that may fail on this rank alone, up to its meeting.
 
         The others hear of it there, and raise :class:`RemoteError`.
-        ``give_up`` is told what happened where this rank failed, and makes
-        ranks that wait for this one fail, too.
+        ``give_up`` is told what happened here, and makes ranks that wait for
+        this one fail, too.
         """
         self._all_know = False
         try:
@@ -147,10 +138,7 @@ class Meetings:
 
 
 def show_traceback(comm: MPI.Comm) -> None:
-    """Prints the exception that is handled, before what it leads to.
-
-    The other ranks fail as soon as they hear of it.
-    """
+    """Prints the exception that is handled, before the other ranks' errors."""
     if comm.size > 1:
         error: Any = sys.exc_info()[1]
         sys.stdout.flush()

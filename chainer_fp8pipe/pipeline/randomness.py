@@ -1,10 +1,8 @@
 """Random numbers that do not depend on how a model was cut.
 
-Serial training draws dropout masks one after another from one generator, so
-a mask depends on all that was drawn before.  Here a layer draws from a
-generator seeded by its place (seed, iteration, layer of the whole model,
-first sample of the micro-batch): the mask is the same on every rank, in every
-order, and when a forward pass is repeated for recomputation.
+A layer draws from a generator seeded by its place: seed, iteration, layer of
+the whole model, first sample of the micro-batch.  So a dropout mask is the
+same on every rank, in every order, and when a pass is made again.
 """
 from __future__ import annotations
 
@@ -23,15 +21,13 @@ class Place(NamedTuple):
     seed: int               # of the whole run
     iteration: int          # number of the update
     layer: int              # index in the whole model
-    #: Index of the micro-batch's first sample in the batch of all replicas.
-    first_sample: int
+    first_sample: int       # of the micro-batch, in the batch of all replicas
 
 
 def seed_at(place: Place, xp: Any = numpy) -> None:
     """Makes the random numbers that follow depend on ``place`` alone.
 
-    Seeds the global generator of NumPy (and of CuPy, for a stage on a GPU),
-    from which Chainer's functions draw, and does not restore the generator:
+    Seeds the global generators of NumPy and CuPy, which it does not restore:
     put :func:`preserved` around the whole step.
     """
     # Two words of 32 bits for each number, the low one first.

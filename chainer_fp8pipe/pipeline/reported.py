@@ -14,18 +14,12 @@ import numpy
 
 
 class Report(NamedTuple):
-    """The reports of one name, added up.
+    """The reports of one name, added up."""
 
-    Attributes:
-        kind: ``'number'``, ``'pair'``, ``'other'``, or the dtype of an
-            array's mean.
-        total: The weighted sum in float64; the other.
-        weight: The sum of the weights.
-    """
-
+    #: ``'number'``, ``'pair'``, ``'other'``, or the dtype of an array's mean.
     kind: str
-    total: Any
-    weight: float
+    total: Any          # the weighted sum in float64; the other
+    weight: float       # the sum of the weights
 
 
 #: What a rank has to say to the means, by name.
@@ -61,32 +55,28 @@ def _mean(kind: str, total: Any, weight: float) -> Any:
 
 def report_of(value: Any, weight: float) -> Report:
     """The report of a value with a weight in the mean."""
-    value, kind = _host(value), 'number'
+    kind = 'number'
     if isinstance(value, tuple) and len(value) == 2 and all(
-            _is_number(_host(item)) for item in value):
-        value, weight = (float(_host(item)) for item in value)
-        kind = 'pair'
+            _array(one).ndim == 0 and _array(one).dtype.kind in 'biuf'
+            for one in value):
+        value, weight, kind = value[0], float(_array(value[1])), 'pair'
+    array = _array(value)
+    if array.dtype.kind not in 'biuf':
+        pickle.dumps(value)     # the other ranks are given it
+        return Report('other', value, 1.0)
     # What counts nothing may be not a number.
-    if _is_number(value):
-        return Report(kind, weight * float(value) if weight else 0.0, weight)
-    if isinstance(value, numpy.ndarray) and value.dtype.kind in 'biuf':
-        return Report(
-            value.dtype.str if value.dtype.kind == 'f' else 'f8',
-            weight * value.astype(numpy.float64) if weight
-            else numpy.zeros(value.shape), weight)
-    pickle.dumps(value)     # the other ranks are given it
-    return Report('other', value, 1.0)
+    total = (weight * array.astype(float) if weight
+             else numpy.zeros(array.shape))
+    if array.ndim == 0:
+        return Report(kind, float(total), weight)
+    return Report(array.dtype.str if array.dtype.kind == 'f' else 'f8', total,
+                  weight)
 
 
-def _host(value: Any) -> Any:
-    """The NumPy array of an array or variable; else the value."""
-    if isinstance(value, chainer.Variable):
-        value = value.array
-    return (chainer.backends.cuda.to_cpu(value)
-            if isinstance(value, chainer.get_array_types()) else value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (bool, int, float)) or (
-        getattr(value, 'ndim', -1) == 0
-        and getattr(getattr(value, 'dtype', None), 'kind', '') in 'biuf')
+def _array(value: Any) -> numpy.ndarray:
+    """A NumPy array of anything; of dtype object if it is no number."""
+    value = getattr(value, 'array', value)      # of a variable
+    if isinstance(value, chainer.get_array_types()):
+        return chainer.backends.cuda.to_cpu(value)
+    return numpy.array(value, None if isinstance(
+        value, (bool, int, float, numpy.generic)) else object)

@@ -7,8 +7,7 @@ as well as backward, so that sums over micro-batches have the same bits
 whatever the schedule.
 
 A rank receives directly before the computation that needs it, and sends
-directly after the one that made the message.  The first functions return the
-computations of one rank in their order.
+directly after the one that made the message.
 """
 from __future__ import annotations
 
@@ -30,36 +29,22 @@ class Kind(enum.Enum):
 
 
 class Action(NamedTuple):
-    """A computation by one rank.
-
-    Attributes:
-        kind: Of the action.
-        micro_batch: Its number, from 0.
-        chunk: Number of one of the rank's chunks in the whole model.
-    """
+    """A computation by one rank."""
 
     kind: Kind
     micro_batch: int
-    chunk: int
+    chunk: int      # its number in the whole model
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every rank's actions in their order.
-
-    Attributes:
-        name: Of the schedule, for messages and pictures.
-        stages: Ranks of the pipeline.
-        micro_batches: Parts of a batch.
-        chunks: Chunks of each rank.
-        actions: One tuple per rank.
-    """
+    """Every rank's actions in their order."""
 
     name: str
     stages: int
     micro_batches: int
-    chunks: int
-    actions: tuple[tuple[Action, ...], ...]
+    chunks: int         # of each rank
+    actions: tuple[tuple[Action, ...], ...]     # one tuple per rank
 
     @property
     def last_chunk(self) -> int:
@@ -87,22 +72,12 @@ def interleaved(rank: int, stages: int, micro_batches: int,
                 chunks: int) -> list[Action]:
     """Forward and backward in turn (1F1B), with one chunk per rank or several.
 
-    With one chunk it is as fast as :func:`gpipe`, but rank r of d keeps d - r
-    micro-batches at most.  With several the pipeline fills in less time::
-
-        0 | F0F1F2F3G0G1G2G3............C0--..C1--..C2--..C3--B0--B1--B2--B3--
-        1 | ..F0F1F2F3G0G1G2G3......C0--..C1--..C2--..C3--B0--B1--B2--B3--....
-        2 | ....F0F1F2F3G0G1G2..C0--G3C1--..C2--..C3--B0--B1--B2--B3--........
-        3 | ......F0F1F2F3G0C0--G1C1--G2C2--G3C3--B0--B1--B2--B3--............
-
-    (Four ranks, a row each; F and B are forward and backward of the first
-    chunk, G and C of the second, numbered by micro-batch.)
-
-    When the pipeline is full, forward and backward passes take turns.
-    Micro-batches go through a chunk in groups of d or some more, so that no
-    rank waits when a group comes round.  With v chunks and m >= d the idle
-    share is (d - 1) / (v m + d - 1), for v times as many messages and more
-    live activations than with one.
+    With one chunk rank r of d keeps d - r micro-batches at most.  With several
+    the pipeline fills in less time: when it is full, forward and backward
+    passes take turns, and micro-batches go through a chunk in groups of d or
+    some more, so that no rank waits when a group comes round.  With v chunks
+    and m >= d the idle share is (d - 1) / (v m + d - 1), for v times as many
+    messages and more live activations.
 
     Sources: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training,
     ICML 2021; Narayanan et al., Efficient Large-Scale Language Model Training
@@ -159,7 +134,7 @@ def forwards(rank: int, stages: int, micro_batches: int,
 
 def _computations(kind: Kind, rank: int, stages: int, micro_batches: int,
                   chunks: int) -> list[Action]:
-    """All of one kind, group by group; backward the last chunk comes first."""
+    """All of one kind; backward the last chunk of a group comes first."""
     own = range(rank, stages * chunks, stages)
     return [Action(kind, micro_batch, chunk)
             for group in _groups(stages, micro_batches)
@@ -194,10 +169,10 @@ def make_schedule(name: str, stages: int, micro_batches: int,
 
     Args:
         name: One of :data:`SCHEDULES`, or ``'forward'``: no backward passes.
-        stages: Ranks of the pipeline, at least 1.
-        micro_batches: At least 1; may be fewer than ``stages``.
-        chunks: Chunks of each rank; for training more than 1 only with
-            ``interleaved`` and ``zero_bubble``.
+        stages: Ranks of the pipeline.
+        micro_batches: May be fewer than ``stages``.
+        chunks: Of each rank; several only with ``interleaved`` and
+            ``zero_bubble``.
 
     Raises:
         ValueError: Saying what is allowed.
@@ -231,12 +206,8 @@ def at_least_one(name: str, value: Any) -> int:
 def recomputed(recompute: Any, last: int) -> frozenset[int]:
     """The chunks that keep their inputs only.
 
-    Args:
-        recompute: A bool, or a tuple with one for each chunk.
-        last: The number of the last chunk.
-
-    Raises:
-        ValueError: ``recompute`` is something else.
+    ``recompute`` is a bool, or a tuple with one for each chunk up to number
+    ``last``; for anything else it raises ValueError.
     """
     each = ((recompute,) * (last + 1) if isinstance(recompute, bool)
             else recompute)
@@ -253,6 +224,5 @@ def bounds(samples: int, micro_batches: int) -> list[tuple[int, int]]:
     Sizes differ by one at most, the longer ones first.
     """
     short, longer = divmod(samples, micro_batches)
-    starts = [number * short + min(number, longer)
-              for number in range(micro_batches + 1)]
-    return list(pairwise(starts))
+    return list(pairwise([number * short + min(number, longer)
+                          for number in range(micro_batches + 1)]))

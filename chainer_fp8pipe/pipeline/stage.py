@@ -1,12 +1,8 @@
 """One rank of a pipeline: its parts of the model, and its neighbours."""
-# A schedule says what each rank does, one action after the other; `Stage`
-# does that: it runs the parts of the model that are here, forward and
-# backward, and hands on what they make.  It knows nothing of models: a part
-# takes arrays and gives arrays and a `Tape` for the way back, whether it is
-# some calls of a Chain or some layers of a `Divisible`.
-#
-# The graph is cut between parts.  So activations and their gradients cross
-# between ranks as between chunks of one rank.
+# `Stage` does what a schedule says: it runs the parts of the model that are
+# here, forward and backward, and hands on what they make.  A part takes arrays
+# and gives arrays and a `Tape` for the way back, whether it is some calls of a
+# Chain or some layers of a `Divisible`.  The graph is cut between parts.
 #
 # Sends do not wait, and receives are posted ahead, as the schedule says how
 # many will come.  A rank that fails tells all others, whatever they wait for.
@@ -29,7 +25,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..channel.channel import TAGS, Receiver, RemoteError, Sender
+from ..channel.channel import TAGS, Receiver, RemoteError, Sender, moving
 from ..intercept.function_calls import hold, unchecked
 from ..mpi.finalizing import keep_forever
 from ..mpi.ranks import nodes_of, once
@@ -48,32 +44,17 @@ class Part(Protocol):
     name: str                               # in messages
     parameters: list[chainer.Parameter]     # that it uses on this rank
     links: list[chainer.Link]               # some may forbid to repeat it
-    #: Where to note those of batch normalisations that no link hook sees.
-    statistics: BatchStatistics
+    statistics: BatchStatistics             # where it notes what it normalises
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
-        """Runs forward, as Chainer's configuration says.
-
-        It takes what crosses the boundary before the part, and gives the
-        tape for backward and the outputs.
-        """
-
-    def normalises(self, micro_batch: int) -> bool:
-        """Whether batch normalisations may run for a micro-batch."""
-
-    def keeps(self, link: chainer.Link) -> bool:
-        """Whether a link's running values, if it has any, are this part's."""
+        """Runs forward; the tape for backward, and the outputs."""
 
 
 class MeanLoss:
     """The mean of the losses of micro-batches, and where backward begins.
 
-    The last chunk's output is the loss of a micro-batch, itself a mean.
-
-    Attributes:
-        sum: Of losses times their weights.
-        weight: The sum of these weights.
+    ``sum`` is that of losses times their weights, ``weight`` that of weights.
     """
 
     sum = weight = 0.0
@@ -110,7 +91,7 @@ class _Shared:
     """The communicator that all pipelines on one communicator share."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self.comm, self.nodes = comm, nodes_of(comm)
+        self.comm, self.far = comm, len(set(nodes_of(comm))) > 1
         self.tags = 0       # the next unused one
         self.spoilt = False
 
@@ -129,18 +110,14 @@ ANY, BATCH, _FAILURE, _BOUNDARIES = range(4)
 class Channels:
     """Senders and receivers of one rank, to all ranks of a pipeline.
 
-    Boundary b lies between chunks b and b + 1; rank r has the chunks c with
-    ``c % size == r``.  Who waits for a message of any rank raises
-    :class:`RemoteError` as soon as one has failed.
+    Boundary b lies between chunks b and b + 1.  Who waits for a message of any
+    rank raises :class:`RemoteError` as soon as one has failed.
 
     Args:
         comm: The ranks of one pipeline.  All channels get tags of their own:
             no message that earlier ones left under way can arrive here.
         last: Number of the pipeline's last chunk.
         xp: ``numpy`` or ``cupy``: where received arrays lie.
-
-    Attributes:
-        size: Of the pipeline.
     """
 
     def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
@@ -152,6 +129,7 @@ class Channels:
                                          lambda: _Shared(comm.Dup()))
             self._tag, shared.tags = shared.tags, (
                 shared.tags + _BOUNDARIES + 2 * last)
+            self._failure = TAGS * (self._tag + _FAILURE)
 
     def sender(self, rank: int, tag: int = ANY) -> Sender:
         """The one to a rank."""
@@ -172,11 +150,13 @@ class Channels:
     def _end(self, kind: Any, rank: int, tag: int, **options: Any) -> Any:
         key = kind, rank, tag
         if key not in self._ends:
-            comm, nodes = self._shared.comm, self._shared.nodes
-            self._ends[key] = kind(
-                comm, rank, self._tag + tag, nodes[rank] != nodes[comm.rank],
-                self._wait, **options)
+            self._ends[key] = kind(self._shared.comm, rank, self._tag + tag,
+                                   self._wait, **options)
         return self._ends[key]
+
+    def moving(self) -> contextlib.AbstractContextManager[None]:
+        """A block in which messages move while this rank computes."""
+        return moving() if self.size > 1 and self._shared.far else _NO_BLOCK
 
     def flush(self) -> None:
         """Waits until all that was sent has left."""
@@ -189,26 +169,22 @@ class Channels:
         for rank in range(self.size):
             if self.size > 1 and rank != self._shared.comm.rank:
                 keep_forever(self._shared.comm.isend(
-                    text, rank, self._tag_of_failure))
+                    text, rank, self._failure))
 
     def spoil(self) -> None:
         """Has the communicator never freed; on all ranks of a failed step."""
         if self.size > 1:
             self._shared.spoilt = True
 
-    @property
-    def _tag_of_failure(self) -> int:
-        return TAGS * (self._tag + _FAILURE)
-
     def _wait(self, done: Callable[[], bool]) -> None:
-        comm, tag = self._shared.comm, self._tag_of_failure
-        status = MPI.Status()
+        comm, status = self._shared.comm, MPI.Status()
 
         def done_or_failed() -> bool:
             if done():
                 return True
-            if comm.Iprobe(MPI.ANY_SOURCE, tag, status):
-                raise RemoteError(comm.recv(source=status.source, tag=tag))
+            if comm.Iprobe(MPI.ANY_SOURCE, self._failure, status):
+                raise RemoteError(comm.recv(None, status.source,
+                                            self._failure))
             return False
         wait_until(done_or_failed)
 
@@ -218,16 +194,11 @@ class Stage:
 
     Args:
         rank: Of the stage in its pipeline.
-        channels: To the other ranks.
+        channels: To the other ranks; others may take their place later.
         last: Number of the pipeline's last chunk.
-        recomputed: Numbers of the chunks that keep their inputs only, and
-            run forward again before backward.
+        recomputed: Numbers of the chunks that are recomputed.
         events: Where to write what happens.
         parts: Of the model that are here, by number of chunk.
-
-    Attributes:
-        channels: As given; others may take their place between two steps.
-        sums: Where gradients of parameters are added up.
     """
 
     def __init__(self, rank: int, channels: Channels, last: int,
@@ -257,10 +228,6 @@ class Stage:
             loss: What becomes of the last chunk's output; None: the outputs
                 are wanted, and returned.
             train: Whether to keep what a backward pass needs.
-
-        Raises:
-            LayerError: A layer failed here.
-            RemoteError: Another rank said that it failed.
         """
         self.forget()
         self._places, self._loss, self._train = places, loss, train
@@ -272,11 +239,12 @@ class Stage:
                 if 0 <= boundary < self._last:
                     self.channels.crossing(
                         False, what, boundary).expect(len(places))
-        for kind, micro_batch, number in schedule.actions[self._rank]:
-            if kind is Kind.FORWARD:
-                self._forward(micro_batch, number)
-            else:
-                self._backward(kind, micro_batch, number)
+        with self.channels.moving():
+            for kind, micro_batch, number in schedule.actions[self._rank]:
+                if kind is Kind.FORWARD:
+                    self._forward(micro_batch, number)
+                else:
+                    self._backward(kind, micro_batch, number)
         return [self._kept.pop(('activation', number, self._last), ())
                 for number in range(len(places))]
 
@@ -294,20 +262,18 @@ class Stage:
     # --- one action ---------------------------------------------------------
 
     def _forward(self, micro_batch: int, number: int) -> None:
-        part, train = self._parts[number], self._train
+        part = self._parts[number]
         arrays = self._take('activation', micro_batch, number, number - 1)
-        again = train and number in self._recomputed
+        again = self._train and number in self._recomputed
         if again:
             _check_may_repeat(part)
             self._kept['inputs', micro_batch, number] = arrays
         with self._events.section('forward', micro_batch, number), blame(
                 lambda: part.name, micro_batch), (
-                self._statistics.counting(number, part.keeps)
-                if train and part.normalises(micro_batch) else _NO_BLOCK), (
                 chainer.no_backprop_mode() if again else _NO_BLOCK):
             tape, arrays = part.record(micro_batch, arrays,
                                        self._places[micro_batch])
-        if train and not again:
+        if self._train and not again:
             self._kept['tape', micro_batch, number] = tape
         if number == self._last and self._loss is not None:
             self._loss.forward(micro_batch, arrays)
@@ -399,14 +365,9 @@ def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
     """How much each micro-batch counts in the mean loss.
 
     That is its number of labels that count, if a loss may leave some out,
-    else of samples.  A loss that leaves out none here may leave out some on
-    other replicas, and weights are added over all replicas.
-
-    Args:
-        labels: Of each micro-batch, for each loss that may leave out labels:
-            how many count (-1: unknown), and how many are left out.
-        sizes: Samples of each micro-batch.
-        replicas: Number of replicas, each with a batch of its own.
+    else of samples, of which ``sizes`` has the numbers.  ``labels`` has, for
+    each micro-batch and each such loss, how many count (-1: unknown), and how
+    many are left out.  Replicas have batches of their own, and one unit.
 
     Raises:
         ValueError: Several losses leave out labels, and not equally many.
@@ -420,17 +381,10 @@ def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
             'a loss ignores some of the labels that the model computes '
             'itself; pass loss_weight=, a function of the batch, to '
             'PipelineUpdater')
-    leaves_out = any(left for _, left in every)
-    if len({len(several) for several in labels}) == 1:
-        table = numpy.array([[float(count) for count, _ in several]
-                             for several in labels])
-        shares = table / numpy.maximum(table.sum(0), 1)
-        # No replica knows the others' shares, so numbers must be equal.
-        if (abs(shares - shares[:, :1]) < 1e-12).all() and (
-                replicas == 1 or not leaves_out
-                or (table == table[:, :1]).all()):
-            return [float(count) for count in table[:, 0]]
-    if not leaves_out:
+    if len({len(several) for several in labels}) == 1 and all(
+            len({count for count, _ in several}) == 1 for several in labels):
+        return [float(several[0][0]) for several in labels]
+    if not any(left for _, left in every):
         return samples
     raise ValueError(
         'several losses ignore different numbers of labels; pass '

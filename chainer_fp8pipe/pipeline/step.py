@@ -9,15 +9,11 @@
 #   meeting 3     all have been updated
 #
 # Evaluation and prediction are the same without backward and update.  These
-# three are the only collective calls, unless a model is traced anew; replicas
-# exchange gradients and two numbers more.  Between two meetings a rank may
-# fail anywhere, in what users have written or here:
+# three are the only collective calls; replicas exchange gradients and two
+# numbers more.  Between two meetings a rank may fail anywhere:
 # `Meetings.failing_together` tells the others, and gives up the channels, for
-# which they may be waiting.
-#
-# Ranks of a Chain record the micro-batches before the first meeting: what a
-# model calls may depend on the batch, and a rank that ran into that in the
-# middle of the schedule would leave the others with nothing to receive.
+# which they may be waiting.  Ranks of a Chain record the micro-batches before
+# the first meeting, as what a model calls may depend on the batch.
 from __future__ import annotations
 
 import contextlib
@@ -36,7 +32,7 @@ from chainermn.optimizers import (
 )
 
 from ..channel.channel import describe
-from ..mpi.agreement import agree, raise_together
+from ..mpi.agreement import raise_together
 from ..mpi.grid import Group, ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..mpi.world import enter_world
@@ -57,9 +53,6 @@ from .stage import BATCH, Channels, Stage
 from .whole_model import TiedGradients, decide_together, decisions
 from .work import Batch, Work, samples_of, work_of
 
-#: Reads a batch.
-Read = Callable[[], Batch]
-
 
 class Pipeline:
     """Trains, evaluates and predicts with a model that is on several ranks.
@@ -73,8 +66,7 @@ class Pipeline:
             found = pipeline.step(x, t)
             print(found['loss'])
 
-    The arguments are those of :class:`PipelineUpdater`; ``options`` are
-    ``loss_weight`` and what only a ``Divisible`` is trained with.
+    The arguments are those of :class:`PipelineUpdater`.
 
     Attributes:
         grid: The :class:`ProcessGrid` of the ranks.
@@ -84,9 +76,7 @@ class Pipeline:
         follow: Told how far the first stage's data are, before forward runs.
 
     Raises:
-        ValueError: The ranks differ in options, the stages do not fit
-            together, or the optimizer is not one for these replicas; on all
-            ranks.
+        ValueError: As :class:`PipelineUpdater`.
     """
 
     def __init__(self, optimizer: Any, comm: Any, *,
@@ -112,10 +102,11 @@ class Pipeline:
             _check_replicas(optimizer, grid)
             last = grid.stages * found.chunks - 1
             again = recomputed(given['recompute'], last)
-            for name in given if plan else ():
+            for name, value in given.items() if plan else ():
                 planned = getattr(plan, name)
-                if (again != recomputed(planned, last) if name == 'recompute'
-                        else given[name] != planned):
+                if value != planned and not (
+                        name == 'recompute'
+                        and again == recomputed(planned, last)):
                     raise ValueError(
                         f'the model was planned for {name}={planned!r}; pass '
                         'another to partition(), not to the updater')
@@ -127,10 +118,11 @@ class Pipeline:
         self._work, self.schedule, again = raise_together(
             grid.comm, work, ValueError, lambda found: {
                 **{name: str(value) for name, value in given.items()},
-                'seed': str(seed), 'metrics': ', '.join(found[0].metrics)},
+                'seed': str(seed), 'metrics': ', '.join(found[0].metrics),
+                'the cut of the layers': str(found[0].layout)},
             'Pass the same to PipelineUpdater on all ranks.')
-        agree(grid.comm, {}, self._work.problem())
         self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0
+        self._is_last = grid.stage_index == grid.stages - 1
         self.follow: Callable[[tuple[float, ...]], object] = lambda now: None
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
@@ -146,9 +138,9 @@ class Pipeline:
 
         Args:
             arrays: Of a batch, as the model is called with them; with a
-                ``Divisible``, inputs and then targets.  They count on the
+                ``Divisible``, inputs and then the target.  They count on the
                 first stage; elsewhere leave them out.
-            named: Instead of them, by name.
+            named: Instead of them, of a Chain's batch.
 
         Returns:
             The means over the batch of all replicas, the same on all ranks:
@@ -157,15 +149,12 @@ class Pipeline:
         """
         return self.train(lambda: self.read(_either(arrays, named)))[0]
 
-    def train(self, read: Read
-              ) -> tuple[dict[str, Any], tuple[float, ...]]:
+    def train(self, read: Callable[[], Batch]) -> tuple[
+            dict[str, Any], tuple[float, ...]]:
         """As :meth:`step`, for a batch that is read on the first stage.
 
-        Returns:
-            The result of :meth:`step`, and the first stage's progress.
-
-        Raises:
-            StopIteration: ``read`` raised it; on all ranks.
+        Returns also the first stage's progress.  Where ``read`` raises
+        StopIteration, all ranks do.
         """
         optimizer = self.optimizer
         if self.grid.replicas > 1 and optimizer.is_changed(self._model):
@@ -176,18 +165,19 @@ class Pipeline:
         return named, batch.progress
 
     def evaluate(self, *arrays: Any, **named: Any) -> dict[str, Any]:
-        """Loss and metrics of a batch, without training; on all ranks.
-
-        Arguments and result are those of :meth:`step`, for the batch of this
-        pipeline.
-        """
+        """As :meth:`step`, without training, for this pipeline's batch."""
         return self._run('evaluate', lambda: self.read(
             _either(arrays, named)))[0]
 
     def predict(self, *inputs: Any, method: str | None = None) -> Any:
         """The model's output; see :meth:`.PipelineUpdater.predict`."""
-        return self._run('predict', lambda: self._work.batch(
-            _given(inputs), with_target=False), method)[0]
+        def read() -> Batch:
+            if not inputs or any(array is None for array in inputs):
+                raise ValueError(
+                    'the first stage of each pipeline needs arrays')
+            return self._work.batch(tuple(
+                getattr(array, 'array', array) for array in inputs), False)
+        return self._run('predict', read, method)[0]
 
     def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
@@ -196,10 +186,6 @@ class Pipeline:
     @property
     def _model(self) -> Any:
         return self.optimizer.target
-
-    @property
-    def _is_last(self) -> bool:
-        return self.grid.stage_index == self.grid.stages - 1
 
     def _new_channels(self) -> Channels:
         channels = Channels(self.grid.pipeline, self.schedule.last_chunk,
@@ -211,15 +197,15 @@ class Pipeline:
 
     # --- a step -------------------------------------------------------------
 
-    def _run(self, step: str, read: Read, method: str | None = None
-             ) -> tuple[Any, Batch]:
+    def _run(self, step: str, read: Callable[[], Batch],
+             method: str | None = None) -> tuple[Any, Batch]:
         """One step, ``'train'``, ``'evaluate'`` or ``'predict'``.
 
-        Returns its result, and the batch, which ``read`` gives on the first
-        stage.
+        Returns its result and the batch, which ``read`` gave on some rank.
         """
         comm, work = self._comm(step), self._work
-        batch, problem = self._open(step, read, method)
+        batch = self._open(step, read, method)
+        problem, self._meetings.error = self._meetings.error, None
         if step != 'train' and isinstance(problem, NotTraced):
             work.forget(step)
             raise problem                       # on all ranks
@@ -275,11 +261,10 @@ class Pipeline:
         return outputs
 
     def _update(self, everyone: list[Any]) -> dict[str, Any]:
-        """Exchange, reports and update, which call what users have written.
+        """Exchange, reports and update.
 
         Of a multi-node optimizer it does what its ``update`` does, but never
-        spends an update on sending parameters: those that this forward pass
-        has made are the same on all replicas.
+        spends an update on sending parameters.
         """
         optimizer = self.optimizer
         with self.events.section('receive'):
@@ -314,9 +299,8 @@ class Pipeline:
     def _failing_together(self, step: str) -> Iterator[None]:
         """As :meth:`.Meetings.failing_together`, for a part of a step.
 
-        After a training step that has failed ranks may have been updated, or
-        not.  Any other has changed nothing: what follows it has new channels,
-        which nothing of it can reach.
+        One that does not train has changed nothing: what follows it has new
+        channels, which nothing of it can reach.
         """
         def tell(text: str) -> None:
             self._channels.fail(text)
@@ -343,37 +327,32 @@ class Pipeline:
         """The ranks that take part in a step."""
         return self.grid.comm if step == 'train' else self.grid.pipeline
 
-    def _open(self, step: str, read: Read, method: str | None
-              ) -> tuple[Batch, BaseException | None]:
+    def _open(self, step: str, read: Callable[[], Batch], method: str | None
+              ) -> Batch:
         """All ranks learn what the first stage has read, or that it failed.
 
-        Returns:
-            The batch, and the error that all ranks of this pipeline have
-            found in it; other pipelines hear of it in the next meeting.
-
-        Raises:
-            StopIteration: ``read`` raised it; on all ranks.
-            ValueError: It raised something else, ranks are about to do
-                different things, the model cannot be recorded, or an earlier
-                step failed; on all ranks.
-            BaseException: What is no Exception, on the rank that raised it.
+        An error that all ranks of this pipeline have found in the batch is
+        noted; other pipelines hear of it in the next meeting.  Any other one,
+        or a difference between ranks, is raised on all of them.
         """
-        grid, value = self.grid, None
-        mine, error = _tried(lambda: self._settings(step, method))
-        batch = Batch(step=step)
-        if not self._meetings.broken:
+        grid, meetings = self.grid, self._meetings
+        batch, mine, value = Batch(step=step), {}, None
+        with meetings.noting():
+            mine = self._settings(step, method)
+        if not meetings.broken:
             if grid.stage_index == 0:
-                batch, error = self._read(step, read, error)
+                batch = self._first_batch(step, read)
             with self.events.section('receive'):
                 batch = self._pass_on(batch)
-        if error is None and batch.sizes:
-            value, error = _tried(lambda: self._rehearse(step, batch))
+        if meetings.error is None and batch.sizes:
+            with meetings.noting():
+                value = self._rehearse(step, batch)
         comm = self._comm(batch.step)
         try:
-            heard = self._meetings.open(comm, error, {
+            heard = meetings.open(comm, {
                 'the step': (batch.step
                              + ' although the data have ended' * batch.ended),
-                **(mine or {})}, value)
+                **mine}, value)
         except BaseException:
             self._work.undo()
             raise
@@ -381,11 +360,9 @@ class Pipeline:
             raise StopIteration
         if comm is not grid.pipeline:
             heard = [heard[ranks[grid.replica_index]] for ranks in grid.ranks]
-
-        def prepare() -> None:
-            with _mode(step):
-                self._work.prepare(step, batch, heard)
-        return batch, _tried(prepare)[1]
+        with meetings.noting(), _mode(step):
+            self._work.prepare(step, batch, heard)
+        return batch
 
     def _settings(self, step: str, method: str | None) -> dict[str, str]:
         """What else must be the same on all ranks."""
@@ -409,39 +386,41 @@ class Pipeline:
         with _mode(step):
             return self._work.rehearse(step, batch, self._places(batch))
 
-    def _read(self, step: str, read: Read, error: BaseException | None
-              ) -> tuple[Batch, BaseException | None]:
+    def _first_batch(self, step: str, read: Callable[[], Batch]) -> Batch:
         """The first stage's batch, cut."""
         batch = Batch(step=step)
-        if error is None:
-            try:
-                new = read()
-                samples = samples_of(new.arrays or [new.target], lists=True)
-                parts = self.schedule.micro_batches
-                if step != 'train':
-                    parts = min(samples, parts)
-                elif samples < parts:
-                    raise ValueError(
-                        f'a batch of {samples} cannot be cut into {parts} '
-                        'micro-batches; lower micro_batches, raise the batch '
-                        'size, or let the iterator repeat')
-                new = self._work.cut(new._replace(step=step), [
-                    end - start for start, end in bounds(samples, parts)])
-                _words(new)
-                for part in new.parts[:len(new.trees)]:
-                    describe(part)      # or it could not be sent
-                batch = new
-            except StopIteration:
-                batch = Batch(step=step, ended=True)
-            except BaseException as reason:     # the others wait
-                error = reason
-                show_traceback(self.grid.comm)
+        with self._meetings.noting():
+            if self._meetings.error is None:
+                try:
+                    batch = self._cut(step, read())
+                except StopIteration:
+                    batch = Batch(step=step, ended=True)
+                except BaseException:
+                    show_traceback(self.grid.comm)
+                    raise
         if step == 'train' and self.grid.replicas > 1:
             with self.events.section('receive'):
                 before = self.grid.data.allgather(sum(batch.sizes))[
                     :self.grid.replica_index]
             batch = batch._replace(first_sample=sum(before))
-        return batch, error
+        return batch
+
+    def _cut(self, step: str, batch: Batch) -> Batch:
+        samples = samples_of(batch.arrays or [batch.target], lists=True)
+        parts = self.schedule.micro_batches
+        if step != 'train':
+            parts = min(samples, parts)
+        elif samples < parts:
+            raise ValueError(
+                f'a batch of {samples} cannot be cut into {parts} '
+                'micro-batches; lower micro_batches, raise the batch '
+                'size, or let the iterator repeat')
+        batch = self._work.cut(batch._replace(step=step), [
+            end - start for start, end in bounds(samples, parts)])
+        _words(batch)
+        for part in batch.parts[:len(batch.trees)]:
+            describe(part)      # or it could not be sent
+        return batch
 
     def _pass_on(self, batch: Batch) -> Batch:
         """The batch, from each stage to the next."""
@@ -472,14 +451,6 @@ def _words(batch: Batch) -> bytes:
     return pickle.dumps(batch._replace(parts=[], target=None))
 
 
-def _tried(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    """An action's result, or its exception: other ranks wait for this one."""
-    try:
-        return action(), None
-    except BaseException as error:
-        return None, error
-
-
 @contextlib.contextmanager
 def _mode(step: str) -> Iterator[None]:
     """A block with Chainer's settings for a step, which draws for itself."""
@@ -497,12 +468,6 @@ def _either(arrays: tuple, named: dict[str, Any]) -> Any:
         raise ValueError('give the arrays of a batch by position, or all of '
                          'them by name')
     return named or arrays
-
-
-def _given(inputs: tuple) -> tuple:
-    if not inputs or any(array is None for array in inputs):
-        raise ValueError('the first stage of each pipeline needs arrays')
-    return tuple(getattr(array, 'array', array) for array in inputs)
 
 
 def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:

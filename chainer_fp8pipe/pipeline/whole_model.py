@@ -1,10 +1,8 @@
 """What the optimizers of several ranks must do alike."""
-# Every rank has an optimizer for the parameters of its stage.  Two of
-# Chainer's decisions look at all parameters: the norm of the gradient for
-# clipping, and whether an update is skipped because a gradient is not finite
-# (dynamic loss scaling).  The hooks here make them over all stages of a
-# pipeline.  Of a parameter that several stages use, all get the sum of what
-# each of them has found.
+# Two of Chainer's decisions look at all parameters: the norm of the gradient
+# for clipping, and whether an update is skipped because a gradient is not
+# finite (dynamic loss scaling).  The hooks here make them over all stages.
+# Of a parameter that several stages use, all get the sum of its gradients.
 from __future__ import annotations
 
 import itertools
@@ -58,9 +56,8 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
                     f'the hook {name!r}, a GradientNoise, would draw other '
                     'noise on each rank for a parameter that several of them '
                     'have; leave it out, or train with one process')
-    for name, hook in _hooks(optimizer):
-        if stages > 1 and not getattr(
-                hook, 'call_for_each_param', False) and (
+    for name, hook in _hooks(optimizer) if stages > 1 else ():
+        if not getattr(hook, 'call_for_each_param', False) and (
                 getattr(hook, '__module__', '').partition('.')[0]
                 not in ('chainer', 'chainer_fp8pipe')):
             raise ValueError(
@@ -145,33 +142,37 @@ class TiedGradients:
     def __init__(self, stage: int, ties: Mapping[int, tuple[int, ...]],
                  parameters: list[chainer.Parameter],
                  channels: Channels) -> None:
-        self._stage, self._channels = stage, channels
-        self._tied = {id(parameter): (parameter, ties[id(parameter)])
-                      for parameter in parameters if id(parameter) in ties}
+        self._channels = channels
+        # Those that are at home here, with the others' stages; and those
+        # that are elsewhere, with that stage.
+        tied = {id(one): (one, *ties[id(one)])
+                for one in parameters if id(one) in ties}.values()
+        self._tied = [(one, home == stage, others if home == stage else [home])
+                      for one, home, *others in tied]
 
     def add_up(self) -> None:
         """Sums at home; the others have nothing to average."""
-        for parameter, (home, *others) in self._tied.values():
-            if self._stage != home:
-                self._channels.sender(home).send((parameter.grad,))
-                continue
-            for stage in others:
+        for parameter, is_home, stages in self._tied:
+            for stage in stages:
+                if not is_home:
+                    self._channels.sender(stage).send((parameter.grad,))
+                    continue
                 gradient, = self._channels.receiver(stage).receive()
                 if parameter.grad is None:
                     parameter.grad = gradient
                 elif gradient is not None:
                     parameter.grad += gradient
         self._channels.flush()
-        for parameter, (home, *_) in self._tied.values():
-            if self._stage != home:
+        for parameter, is_home, _ in self._tied:
+            if not is_home:
                 parameter.cleargrad()
 
     def hand_back(self) -> None:
         """Gives the gradients at home to the other stages."""
-        for parameter, (home, *others) in self._tied.values():
-            if self._stage == home:
-                for stage in others:
+        for parameter, is_home, stages in self._tied:
+            for stage in stages:
+                if is_home:
                     self._channels.sender(stage).send((parameter.grad,))
-            else:
-                parameter.grad, = self._channels.receiver(home).receive()
+                else:
+                    parameter.grad, = self._channels.receiver(stage).receive()
         self._channels.flush()      # an update may write to what was sent

@@ -7,9 +7,7 @@
 # of which the means are taken.
 from __future__ import annotations
 
-import inspect
 import itertools
-import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -20,7 +18,7 @@ from ..mpi.grid import ProcessGrid
 from .backprop import Arrays
 from .layers import LayersLoss, LayersPart, as_tuple
 from .randomness import Place
-from .reported import Report, Reports, add
+from .reported import Report, Reports
 from .stage import Channels, MeanLoss
 
 
@@ -30,9 +28,8 @@ class Batch(NamedTuple):
     #: Inputs of a batch; or lists, of a Chain's batch.  Gone when it is cut.
     arrays: list[Any] = []
     target: Any = None  # for the loss of layers; on the first stage
-    #: Names of the last ones, which are keyword arguments; None: the arrays
-    #: are inputs of the first layer, and stay on the first stage.
-    names: tuple[str, ...] | None = None
+    #: Names of the last ones, which are keyword arguments of a Chain.
+    names: tuple[str, ...] = ()
     #: Numbers about the iterator, for the other stages.
     progress: tuple[float, ...] = ()
     step: str = ''              # what the first stage is about to do
@@ -83,11 +80,14 @@ class Work:
 
     It has this rank's part of the model and the options of
     :class:`.PipelineUpdater`, and raises TypeError or ValueError for what
-    they cannot be.
+    they cannot be.  A step calls ``batch``, :meth:`cut`, :meth:`rehearse`,
+    :meth:`prepare`, ``deal``, ``reported`` and ``report``, in this order; a
+    prediction ``joined`` and ``formed`` in place of the last two.
     """
 
     metrics: Mapping[str, Any] = {}     # by name
     chunks: int                         # of each rank
+    layout: Any = None                  # where layers are cut
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
@@ -98,10 +98,6 @@ class Work:
         self._is_last = grid.stage_index == grid.stages - 1
         self._loss_weight = loss_weight
         self.mean = MeanLoss()
-
-    def problem(self) -> str:
-        """Why the ranks' parts do not make a model; call it on all ranks."""
-        return ''
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         """This rank's parameters on several ranks: their stages, by id."""
@@ -149,16 +145,12 @@ class Work:
 
 
 class LayersWork(Work):
-    """The work with a list of layers, which is cut where it was told.
-
-    Inputs stay on the first stage, targets go to the last.
-    """
+    """The work with a list of layers, which is cut where it was told."""
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None = None,
                  loss_func: Callable | None = None,
-                 metrics: Mapping[str, Any] | None = None,
-                 label_key: Any = None) -> None:
+                 metrics: Mapping[str, Any] | None = None) -> None:
         super().__init__(model, grid, loss_weight)
         if loss_func is None:
             loss_func = F.softmax_cross_entropy
@@ -173,13 +165,12 @@ class LayersWork(Work):
                 raise ValueError(
                     f'metrics has {name!r}: {metric!r}; it must have names '
                     "other than 'loss', and functions")
-        self._label_key = -1 if label_key is None else label_key
-        if isinstance(self._label_key, numbers.Integral):
-            self._label_key = int(self._label_key)
-        elif not isinstance(self._label_key, str):
-            raise TypeError('label_key must be an integer or a string, not '
-                            f'{label_key!r}')
         self.metrics, self.chunks = metrics, len(model.bounds)
+        self.layout = model.layout or model.bounds
+        if model.bounds != self.layout[grid.stage_index::grid.stages]:
+            raise ValueError(
+                f'stage {grid.stage_index} of {grid.stages} has {model!r}; '
+                'cut the model for these ranks: stage(comm)')
         self._loss = LayersLoss(loss_func, metrics, loss_weight)
 
     def parts(self) -> dict[int, LayersPart]:
@@ -201,42 +192,22 @@ class LayersWork(Work):
 
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """Inputs, and the target, of a converted batch."""
-        named, target, key = isinstance(arrays, dict), None, self._label_key
-        found = dict(arrays if named else enumerate(as_tuple(arrays)))
-        if with_target:
-            if not named and isinstance(key, int) and key < 0:
-                key += len(found)
-            if key not in found or len(found) < 2:
-                raise ValueError(
-                    f'an example has {", ".join(map(repr, found))}; it must '
-                    'have inputs and the target, which is label_key='
-                    f'{self._label_key!r}')
-            target = found.pop(key)
-        inputs = self._by_name(found) if named else [*found.values()]
-        samples_of([*inputs, target] if with_target else inputs)
-        return Batch(inputs, target)
-
-    def _by_name(self, arrays: dict[str, Any]) -> list[Any]:
-        """The first layer's arguments, in its order."""
-        if len(arrays) < 2:
-            return list(arrays.values())
-        layer = self._model.numbered_layers()[0][1]
-        known = inspect.signature(layer.forward if isinstance(
-            layer, chainer.Link) else layer)
-        try:
-            bound = known.bind(**arrays)
-        except TypeError as error:
+        inputs = list(as_tuple(arrays))
+        if isinstance(arrays, dict) or len(inputs) < 1 + with_target:
             raise ValueError(
-                f'the first layer takes {known}, and a batch has '
-                f'{", ".join(arrays)}: {error}') from error
-        if bound.kwargs:
-            raise ValueError('the first layer takes '
-                             f'{", ".join(bound.kwargs)} by name only')
-        return list(bound.args)
+                'a batch of a Divisible is a tuple of inputs and, last, the '
+                'target; have the converter make one of '
+                + (f'{", ".join(map(repr, arrays))}, by name'
+                   if isinstance(arrays, dict) else f'{len(inputs)} arrays'))
+        samples_of(inputs)
+        return Batch(inputs, inputs.pop() if with_target else None)
 
     def deal(self, step: str, batch: Batch, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:
-        """See :meth:`ChainWork.deal`."""
+        """Inputs where the model begins, weights where the loss is.
+
+        Of each micro-batch.
+        """
         inputs: list[Arrays] = list(map(tuple, batch.parts))
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
@@ -252,13 +223,8 @@ class LayersWork(Work):
 
     def reported(self) -> Reports:
         """Loss and metrics, which the last stage has computed."""
-        found: Reports = {}
-        if self._end:
-            add(found, 'loss', Report('number', self.mean.sum,
-                                      self.mean.weight))
-            for name, value, weight in self._loss.found:
-                add(found, name, Report('number', weight * value, weight))
-        return found
+        return {'loss': Report('number', self.mean.sum, self.mean.weight),
+                **self._loss.found} if self._end else {}
 
     def report(self, means: dict[str, Any]) -> dict[str, Any]:
         """Reports means of loss and metrics for the model."""
@@ -268,26 +234,6 @@ class LayersWork(Work):
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: an array, or a tuple of several."""
         return outputs if len(outputs) > 1 else outputs[0]
-
-    def problem(self) -> str:
-        """See :meth:`.Work.problem`."""
-        stages = self._grid.stages
-        everyone = self._grid.comm.allgather((
-            self._grid.stage_index, len(self._model), self._model.bounds))
-        # Replicas have the same.
-        runs = [run for _, run in sorted({
-            (stage + position * stages, run) for stage, _, bounds in everyone
-            for position, run in enumerate(bounds)})]
-        ends = [0, *[end for _, end in runs]]
-        if len({len(bounds) for *_, bounds in everyone}) == 1 and ends == [
-                *[start for start, _ in runs],
-                *{total for _, total, _ in everyone}]:
-            return ''
-        return 'the ranks do not have one model together: ' + '; '.join(
-            f'rank {rank} (stage {stage}) has layers ' + ' and '.join(
-                f'{start} to {end - 1}' for start, end in bounds)
-            + f' of {total}'
-            for rank, (stage, total, bounds) in enumerate(everyone))
 
 
 def work_of(optimizer: Any, grid: ProcessGrid, **options: Any) -> Any:

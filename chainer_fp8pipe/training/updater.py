@@ -97,7 +97,7 @@ class PipelineUpdater(StandardUpdater):
             returns a mean; default: ``softmax_cross_entropy``.  A model that
             :func:`partition` has cut returns its loss, or was given there a
             function of the batch that does, which may be said again here;
-            it takes neither ``metrics`` nor ``label_key``.
+            it takes no ``metrics``.
         micro_batches: Parts of a batch; default: those of a planned model's
             plan, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
@@ -114,8 +114,6 @@ class PipelineUpdater(StandardUpdater):
             has cut, ``loss_weight(*batch)``.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
-        label_key: Index or key of the target in an example; default: the
-            last.
         seed: Of random numbers in layers and loss, such as dropout masks.
             The model's seed draws initial values, deferred ones, too.
         auto_new_epoch: As in ``StandardUpdater``.
@@ -150,14 +148,13 @@ class PipelineUpdater(StandardUpdater):
                  metrics: Mapping[str, Callable] | None = None,
                  loss_weight: Callable | None = None,
                  converter: Callable = concat_examples, device: Any = None,
-                 label_key: Any = None, seed: int = 0,
+                 seed: int = 0,
                  auto_new_epoch: bool = True) -> None:
         #: The :class:`.Pipeline`.
         self.pipeline = Pipeline(
             optimizer, comm, micro_batches=micro_batches, schedule=schedule,
             recompute=recompute, loss_func=loss_func, metrics=metrics,
-            loss_weight=loss_weight, label_key=label_key,
-            seed=seed, device=device)
+            loss_weight=loss_weight, seed=seed, device=device)
         self.grid = self.pipeline.grid
 
         def start() -> None:

@@ -144,28 +144,6 @@ def test_the_order_of_axes_in_memory_is_kept(comm, order):
     sender.flush()
 
 
-@on_ranks(3)
-def test_channels_do_not_disturb_one_another(comm):
-    """Every pair of ranks, two tags each, received in reverse."""
-    first = next(TAGS), next(TAGS)
-    pairs = [(other, tag) for other in range(3) if other != comm.rank
-             for tag in first]
-    receivers = {pair: Receiver(comm, *pair) for pair in pairs}
-    senders = {pair: Sender(comm, *pair) for pair in pairs}
-    for receiver in receivers.values():
-        receiver.expect(3)
-    for number in range(3):
-        for (other, tag), sender in senders.items():
-            sender.send((numpy.array([comm.rank, other, tag, number]),) * (
-                number + tag + 1))
-    for (other, tag), receiver in reversed(receivers.items()):
-        for number in range(3):
-            assert_same(receiver.receive(), (numpy.array(
-                [other, comm.rank, tag, number]),) * (number + tag + 1))
-    for sender in senders.values():
-        sender.flush()
-
-
 @on_ranks(2)
 def test_arrays_on_devices_and_hosts_arrive_where_they_shall(comm):
     rng = numpy.random.default_rng(0)

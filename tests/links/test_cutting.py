@@ -132,7 +132,7 @@ def test_a_link_used_on_both_sides_is_found(use):
     for layers in itertools.permutations([link, USES[use](link)]):
         with pytest.raises(ValueError, match=(
                 r'layer 0 \(.*\) and layer 1 \(.*\) share')):
-            Divisible(*layers).divide(0, 1)
+            Divisible(*layers).share(0, 2, 'layers')
 
 
 def test_what_is_not_shared_may_be_cut():
@@ -147,7 +147,7 @@ def test_what_is_not_shared_may_be_cut():
                 L.Linear(2, 2, initialW=0), L.Linear(None, 2))
     model.append(lambda x: x * len(model))
     model.append(functools.partial(model.scaled, by=2))
-    assert model.divide(0, 4).bounds == ((0, 4),)
+    assert model.share(0, 2, [4, 6]).bounds == ((0, 4),)
 
 
 #: Functions that use the parameter of a link that they hold in secret.

@@ -1,8 +1,6 @@
 from chainer_fp8pipe.links.grouped_bn import (
     GroupedBatchNormalization,
-    GroupedBatchNormalizationFunction,
 )
-from chainer_fp8pipe.mpi.grid import Group, split_groups
 
 import chainer
 import chainer.functions as F
@@ -12,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ..ranks import on_ranks
 from .groups import Threads, assert_close, parts, reference, results
 
 #: Shapes of inputs (samples first, filled in later), and axes.
@@ -96,7 +93,6 @@ def is_one_process(case, sizes, seed=0, spread=3.0, centre=5.0, of=np.float32,
         assert one.avg_mean.tobytes() == link.avg_mean.tobytes()
 
 
-@pytest.mark.filterwarnings('ignore:.*one element per channel')
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(CASES)),
        st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any),
@@ -196,14 +192,6 @@ def test_an_input_that_does_not_fit_is_an_error_on_all_ranks(size, bad):
         assert 'rank 1 of the group' in str(item)
 
 
-def test_one_sample_in_the_whole_group_warns_and_gives_beta_as_chainer_does():
-    threads, links = make('vectors')
-    x = np.full((1, 5), 7, 'f')
-    with pytest.warns(UserWarning, match='one element per channel'):
-        found = results(threads, lambda rank: links[rank](x[rank:]).array)
-    np.testing.assert_array_equal(found[0], links[0].beta.array[None])
-
-
 def test_second_derivatives_are_an_error():
     threads, (link,) = make('vectors', 1)
     x, _ = batch((0, 5), [4], 0)
@@ -216,51 +204,3 @@ def test_second_derivatives_are_an_error():
     error, = threads.run(body)
     assert isinstance(error, NotImplementedError)
     assert 'no second derivatives' in str(error)
-
-
-@pytest.mark.parametrize(('shape', 'axis'), [
-    ((1, 2, 3_000_000), (0, 2)), ((30000, 2), (0,)),
-    ((70, 3, 40, 25), (0, 2, 3)), ((2, 3, 300, 200), None),
-    ((9, 7, 40, 50), (0, 2))])
-def test_many_elements_are_normalised_as_by_definition(shape, axis):
-    random = np.random.RandomState(0)
-    x = (random.randn(*shape) + 50).astype('f')
-    gy = (random.randn(*shape) + 1).astype('f')
-    axes = axis or (0, 2, 3)
-    lengths = [length for number, length in enumerate(shape)
-                if number not in axes]
-    gamma, beta = random.randn(2, *lengths).astype('f')
-    inputs = [chainer.Variable(item) for item in (x, gamma, beta)]
-    y, = GroupedBatchNormalizationFunction(_Alone(), axis=axis).apply(inputs)
-    y.grad = gy
-    y.backward()
-    wanted = reference(x, gamma, beta, gy, axes)
-    assert_close(y.array, wanted['y'])
-    assert_close(inputs[0].grad, wanted['gx'], largest=wanted['terms'])
-    assert_close(inputs[1].grad, wanted['ggamma'],
-                 largest=np.abs(wanted['gbeta']).max())
-    assert_close(inputs[2].grad, wanted['gbeta'])
-
-
-class _Alone(Threads):
-    rank = 0
-
-    def __init__(self):
-        super().__init__(1)
-
-
-@on_ranks(2, 4)
-@pytest.mark.parametrize('axis', [None, 0])
-def test_a_batch_that_does_not_fit_is_an_error_on_every_rank(comm, axis):
-    link = GroupedBatchNormalization(
-        None if axis == 0 else 5, axis=axis, group=Group(split_groups(comm)))
-    x = np.ones((2, 4 if comm.rank == 1 else 5), 'f')
-    message = '.' if comm.rank == 1 else 'rank 1 of the group'
-    with chainer.using_config('train', True), pytest.raises(
-            Exception, match=message):
-        link(x)
-    # The next batch finds everybody in step.
-    if axis is None:
-        with chainer.using_config('train', True):
-            link(np.ones((comm.rank, 5), 'f'))
-    assert comm.allreduce(1) == comm.size

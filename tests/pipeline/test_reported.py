@@ -1,6 +1,5 @@
 """Whatever a model reports is what it reports on the whole batch."""
 from chainer_fp8pipe import PipelineUpdater, partition
-from chainer_fp8pipe.mpi.agreement import Meeting
 from chainer_fp8pipe.pipeline.reported import add, report_of
 from chainer_fp8pipe.pipeline.reported import means as means_of
 
@@ -96,28 +95,29 @@ def test_of_a_partitioned_chain(comm):
         [list(found)] * comm.size)
 
 
-def means(comm, *reports):
-    """Means of (name, value, weight)."""
-    mine = {}
-    for name, value, weight in reports:
-        add(mine, name, report_of(value, weight))
-    return means_of(Meeting(comm).say(mine))
+def means(*ranks):
+    """Means of (name, value, weight) of each rank."""
+    everyone = []
+    for reports in ranks:
+        everyone.append({})
+        for name, value, weight in reports:
+            add(everyone[-1], name, report_of(value, weight))
+    return means_of(everyone)
 
 
-@on_ranks(3)
-def test_means_are_weighted_by_rank_and_micro_batch(comm):
-    found = means(comm, ('n', comm.rank, 1.0), ('n', 10.0, comm.rank),
-                  ('v', np.array([comm.rank, 1], 'f'), comm.rank + 1.0))
+def test_means_are_weighted_by_rank_and_micro_batch():
+    found = means(*[[('n', rank, 1.0), ('n', 10.0, rank),
+                     ('v', np.array([rank, 1], 'f'), rank + 1.0)]
+                    for rank in range(3)])
     assert found['n'] == (0 + 1 + 2 + 10 + 20) / 6
     np.testing.assert_allclose(found['v'], [(0 + 2 + 6) / 6, 1])
     assert found['v'].dtype == np.float32
 
 
-@on_ranks(1, 2)
-def test_a_value_that_counts_nothing_changes_no_mean(comm):
-    found = means(comm, ('a', float('nan'), 0.0), ('a', 1.0, 1.0),
-                  ('b', float('nan'), 0.0), ('p', (float('nan'), 0), 1.0),
-                  ('v', np.full(2, np.nan), 0.0), ('v', np.ones(2), 1.0))
+def test_a_value_that_counts_nothing_changes_no_mean():
+    found = means([('a', float('nan'), 0.0), ('a', 1.0, 1.0),
+                   ('b', float('nan'), 0.0), ('p', (float('nan'), 0), 1.0),
+                   ('v', np.full(2, np.nan), 0.0), ('v', np.ones(2), 1.0)])
     assert found.pop('v').tolist() == [1, 1]
     assert found == {'a': 1.0, 'b': 0.0, 'p': (0.0, 0.0)}
 

@@ -1,11 +1,9 @@
 """Schedules are complete, in order, and as good as they are said to be."""
-import re
 from fractions import Fraction
 
 from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     Kind,
-    interleaved,
     make_schedule,
     recomputed,
 )
@@ -15,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .graphs import UNITS, ends, is_sound, length, peak_live
+from .graphs import is_sound, length, peak_live
 
 STAGES = st.integers(1, 8)
 MICRO_BATCHES = st.integers(1, 20)
@@ -131,18 +129,6 @@ def test_zero_bubble_interleaves_chunks_and_keeps_no_more(
     if micro_batches >= stages:
         assert idle(schedule) == Fraction(
             stages - 1, 3 * chunks * micro_batches + stages - 1)
-
-
-def test_the_table_of_interleaved_is_its_timeline():
-    shown = make_schedule('interleaved', 4, 4, 2)
-    rows = [['..'] * length(shown) for _ in range(4)]
-    for (rank, (kind, micro_batch, chunk)), end in ends(shown).items():
-        letter = {Kind.FORWARD: 'FG', Kind.BACKWARD: 'BC'}[kind][chunk // 4]
-        start = end - UNITS[kind]
-        rows[rank][start:end] = [f'{letter}{micro_batch}',
-                                 *['--'] * (end - start - 1)]
-    assert [''.join(row) for row in rows] == re.findall(
-        r'^ +\d \| (.*)$', interleaved.__doc__, re.MULTILINE)
 
 
 # --- single cases -----------------------------------------------------------

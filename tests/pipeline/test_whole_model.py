@@ -60,31 +60,6 @@ def test_an_optimizer_acts_as_on_the_whole_model_and_batch(
                        PREPARATIONS[name])
 
 
-class Digits(Divisible):
-    def __init__(self):
-        super().__init__()
-        np.random.seed(0)
-        for _ in range(3):
-            self.append(L.Linear(64, 64))
-            self.append(F.relu)
-        self.append(L.Linear(64, 10))
-
-
-@on_ranks(1, 2, 4)
-def test_four_stages_train_to_the_serial_weights(comm):
-    """The paper's figure 2, on scikit-learn's digits, for two epochs."""
-    from sklearn.datasets import load_digits
-    images, labels = load_digits(return_X_y=True)
-    jobs = [Job(comm, Digits, way, batch=60, optimizer=MomentumSGD(0.05),
-                data=((images[:1200] / 16).astype('f'),
-                      labels[:1200].astype('i'))) for way in (None, SERIAL)]
-    found, expected = ([one['main/loss'] for one in job.update(40)]
-                       for job in jobs)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert found[-1] < 0.4 * found[0]
-    close(jobs[0].values(), jobs[1].values(), 1e-5)
-
-
 class Overflowing(Divisible):
     """Large inputs make the gradient of its first layer overflow, only."""
 

@@ -167,7 +167,7 @@ def test_a_snapshot_of_two_stages_is_one_of_the_whole_model(comm, tmp_path):
     trainer.run()
     if comm.rank == 0:
         alone = comm.Split(0)
-        model = net().divide(0, 3)
+        model = net().share(0, 1)
         second, everything = trainer_of(model, 3)
         resume(second, alone, str(tmp_path))
         with everything.weights():

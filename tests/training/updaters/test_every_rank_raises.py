@@ -180,7 +180,8 @@ def of_layers(comm):
         optimizer = multi_node(optimizer, grid.data)
     return PipelineUpdater(
         Iterator(DATA, 4), optimizer, grid, micro_batches=2, loss_func=loss,
-        metrics={'right': metric}, loss_weight=weight, converter=converter)
+        metrics={'right': metric}, loss_weight=weight, converter=converter,
+        schedule='zero_bubble')
 
 
 def of_a_chain(comm):
