@@ -134,18 +134,18 @@ class Fp8Ratio(Codec):
                 ages[name] = 0
                 if q > 0:
                     self._choose(state, name, self._limited(q), bound)
-        bounds, room = state.numbers.get('bound', {}), self.room
-        scales = []
-        for name in tensors.names:
-            ages[name] = ages.get(name, 0) + 1
-            # Without a q the tensor is zero on all ranks: any scale will do.
-            scale = formats.MAX / ((known.get(name) or formats.MAX) * room)
-            scales.append((*formats.with_inverse(scale * prescale),
-                           *formats.with_inverse(scale),
-                           bounds.get(name, math.inf)))
+        ages.update({name: ages.get(name, 0) + 1 for name in tensors.names})
+        # Without a q the tensor is zero on all ranks: any scale will do.
+        scale = formats.MAX / (numpy.array(
+            [known.get(name) or formats.MAX for name in tensors.names])
+            * self.room)
+        bounds = state.numbers.get('bound', {})
         tensors.code(
             state, FP8, rounding=formats.ROUNDINGS.index(self.rounding),
-            epsilon=self.epsilon, scales=scales)
+            epsilon=self.epsilon, scales=numpy.transpose([
+                *formats.with_inverse(scale * prescale),
+                *formats.with_inverse(scale),
+                [bounds.get(name, math.inf) for name in tensors.names]]))
 
     def report(self, state: State) -> dict[str, TensorReport]:
         """Per tensor: q and the counts of clipped and encoded elements.

@@ -175,7 +175,8 @@ class Tensors:
     def _places(self, arrays: Sequence[Any], writeable: bool = False
                 ) -> numpy.ndarray:
         """Addresses and sizes; the arrays are kept as long as this is."""
-        found = places(arrays, writeable) if self.xp is numpy else numpy.array(
+        here = not arrays or array_module(arrays[0]) is numpy
+        found = places(arrays, writeable) if here else numpy.array(
             [(array.data.ptr if array.size else 0, array.size)
              for array in arrays], numpy.int64).reshape(-1, 2)
         if found is None:
@@ -274,12 +275,14 @@ class Tensors:
         for row, (site, owned) in zip(found, sites, strict=True):
             if self._relays or not self.state.codec.error_feedback:
                 continue
-            for index, part in self.overlaps(*owned):
-                pair = self.state.residual(
-                    numpy, site, self.names[index], part.start, part.stop)
-                self._kept += pair
-                row[index] = [array.ctypes.data - part.start * array.itemsize
-                              for array in pair]
+            owners = [*self.overlaps(*owned)]
+            pairs = [self.state.residual(
+                numpy, site, self.names[index], part.start, part.stop)
+                for index, part in owners]
+            for column, arrays in enumerate(zip(*pairs, strict=True)):
+                row[[index for index, _ in owners], column] = self._places(
+                    arrays, True)[:, 0] - [
+                        part.start * _NOTHING.itemsize for _, part in owners]
         if self.xp is not numpy and self.coding.codec == FP8:
             self._fetch_parameters([owned for _, owned in sites])
         return found

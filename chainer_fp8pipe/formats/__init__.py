@@ -101,18 +101,19 @@ def _call(function: str, read: Any, written: Any, **numbers: int) -> None:
         *arrays, ctypes.c_size_t(read.size), *numbers.values())
 
 
-@functools.lru_cache(1 << 16)
-def with_inverse(scale: float) -> tuple[float, float]:
-    """The scale and its inverse as float32 numbers.
+def with_inverse(scales: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
+    """Scales and their inverses in float32, in the shape of ``scales``.
 
     Raises:
-        ValueError: The scale is not positive, or one of them is not finite.
+        ValueError: A scale is not positive, or one of them is not finite.
     """
-    # A model may have thousands of tensors; scales stay for many updates.
     with np.errstate(over='ignore', under='ignore', divide='ignore'):
-        factor = np.float32(scale)
-        inverse = np.float32(1) / factor
-    if not (0 < factor < np.inf and 0 < inverse < np.inf):
-        raise ValueError(f'scale is {scale!r}, expected a positive number '
-                         'that is finite in float32, as is its inverse')
-    return float(factor), float(inverse)
+        factors = np.asarray(scales).astype(np.float32)
+        inverses = np.float32(1) / factors
+    good = ((factors > 0) & (inverses > 0)
+            & np.isfinite(factors) & np.isfinite(inverses))
+    if not good.all():
+        raise ValueError(
+            f'scale is {np.asarray(scales)[~good].flat[0]!r}, expected a '
+            'positive number that is finite in float32, as is its inverse')
+    return factors, inverses
