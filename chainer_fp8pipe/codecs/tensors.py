@@ -175,10 +175,11 @@ class Tensors:
     def _places(self, arrays: Sequence[Any], writeable: bool = False
                 ) -> numpy.ndarray:
         """Addresses and sizes; the arrays are kept as long as this is."""
-        here = not arrays or array_module(arrays[0]) is numpy
-        found = places(arrays, writeable) if here else numpy.array(
-            [(array.data.ptr if array.size else 0, array.size)
-             for array in arrays], numpy.int64).reshape(-1, 2)
+        found = places(arrays, writeable)
+        if found is None and self.xp is not numpy:
+            found = numpy.array(
+                [(array.data.ptr if array.size else 0, array.size)
+                 for array in arrays], numpy.int64).reshape(-1, 2)
         if found is None:
             raise ValueError('gradients and parameters must be float32, '
                              'C-contiguous and, to be decoded into, writeable')
