@@ -1,10 +1,9 @@
 """All ranks agree on what they do and hold, or all raise the same error."""
 # A rank that raises alone leaves the others in a collective call for ever.  So
-# whatever may fail on one rank is done between two agreements: each rank says
-# what it is about to do, as a digest of 63 bits, or that it has failed, as a
-# number that no digest is.  One all-reduce of the largest and the smallest, 16
-# bytes, tells whether all say the same; only where they do not, or all have
-# failed, an all-gather of the texts finds out who says what.
+# each rank says what it is about to do, as a digest of 63 bits, or that it has
+# failed, as a number that no digest is.  One all-reduce of the largest and the
+# smallest, 16 bytes, tells whether all say the same; only where they do not,
+# or all have failed, an all-gather of the texts finds out who says what.
 from __future__ import annotations
 
 import hashlib
@@ -25,8 +24,6 @@ Waiter = Callable[[Callable[[], bool]], object]
 
 # What a rank says that has failed.
 _PROBLEM = (1 << 64) - 1
-# Bytes that say how long what a rank says is.
-_LENGTH = 8
 
 
 def digest(entries: Mapping[str, str]) -> int:
@@ -92,16 +89,15 @@ class Meeting:
         words = pickle.dumps(thing)
         while True:
             mine = numpy.frombuffer(
-                len(words).to_bytes(_LENGTH, 'little')
-                + words[:self._room].ljust(self._room), numpy.uint8)
+                b'%8d' % len(words) + words[:self._room].ljust(self._room),
+                numpy.uint8)
             found = numpy.empty((self.comm.size, mine.size), numpy.uint8)
             self._wait(HeldRequest(self.comm.Iallgather(mine, found), mine,
                                    found).test)
             rows = [row.tobytes() for row in found]
-            longest = max(int.from_bytes(row[:_LENGTH], 'little')
-                          for row in rows)
+            longest = max(int(row[:8]) for row in rows)
             if longest <= self._room:       # pickles know where they end
-                return [pickle.loads(row[_LENGTH:]) for row in rows]
+                return [pickle.loads(row[8:]) for row in rows]
             self._room = 2 * longest
 
 
@@ -109,15 +105,11 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
                    error: type[Exception] = RuntimeError,
                    entries: Callable[[Any], Mapping[str, str]] | None = None,
                    remedy: str = '') -> Any:
-    """Does ``action``; if it fails on any rank, raises on every rank.
+    """Does ``action``, which must not communicate; fails on all ranks or none.
 
-    Args:
-        comm: The ranks.
-        action: Must not communicate.
-        error: Class of the exception; where ``action`` raised what is no
-            Exception (a wish to exit), that is raised.
-        entries: Gives of the result what must be equal on all ranks, too.
-        remedy: As for :func:`agree`.
+    ``entries`` gives of the result what must be equal on all ranks, too.
+    Where ``action`` raised what is no Exception (a wish to exit), that is
+    raised.
     """
     result, problem, own = None, '', None
     found: Mapping[str, str] = {}
@@ -138,8 +130,7 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
 
 def of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
     """The first rank's result on all ranks, or its error as a ValueError."""
-    found: Any = None
-    problem: ValueError | None = None
+    found, problem = None, None
     try:
         found = choose() if comm.rank == 0 else None
     except Exception as error:

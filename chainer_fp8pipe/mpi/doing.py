@@ -1,9 +1,8 @@
 """What this rank does, in words for other ranks: it waits, or may act."""
 # A rank waits if none of its threads can go on before another rank does
 # something: the main thread is in a wait of this package or in a method of one
-# of mpi4py's objects, and every other thread too, or has nothing to do.  Of a
-# call into compiled code there is only the place in the line that makes it.
-# What is not known to wait may act: it computes, reads or sleeps.
+# of mpi4py's objects, and every other thread too, or has nothing to do.  What
+# is not known to wait may act: it computes, reads or sleeps.
 from __future__ import annotations
 
 import inspect
@@ -25,33 +24,25 @@ WAITS, WORKS = 'waits for other ranks', 'does not wait for any rank'
 
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OURS = os.path.abspath(f'{__file__}/../..') + os.sep
-#: Threads of this package that move messages, and wait as the main one does.
-_MOVERS = tuple(os.path.join(_OURS, name, '') for name in (
-    'channel', 'exchange', 'allreduce'))
-#: The main thread waits for a mover, or in compiled code.
-_WAITS = ('taken', 'finish_all')
-#: Where a thread has nothing to do.
-_IDLE = tuple(_LIBRARY + name for name in (
+#: Where a thread beside the main one has nothing to do, or moves messages.
+_IDLE = (*(_LIBRARY + name for name in (
     'threading.py', 'queue.py', 'selectors.py', 'socketserver.py',
-    f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio'))
+    f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio')),
+    *(os.path.join(_OURS, name, '') for name in (
+        'channel', 'exchange', 'allreduce')))
+#: The main thread waits for such a thread, or in compiled code.
+_WAITS = ('taken', 'finish_all')
 #: A call, as far as it tells of which object the method is.
 _CALL = re.compile(r'\s*(?:(?:[\w, ]+=|return)\s)?\s*([\w.]+)\.(\w+)\s*\(')
 
 
 class Doing(NamedTuple):
-    """Whether a rank waits for others, where, and for which.
+    """Whether a rank waits for others, where, and for which."""
 
-    Attributes:
-        state: ``WAITS`` or ``WORKS``.
-        words: Details, and where; equal on ranks that are in the same call.
-        waits_for: Ranks that it waits for, as far as it knows.
-        moves: Differs from look to look if a rank that waits moves on.
-    """
-
-    state: str
-    words: str = ''
-    waits_for: tuple[int, ...] = ()
-    moves: int = 0
+    state: str      # WAITS or WORKS
+    words: str = ''     # and where; equal on ranks that are in the same call
+    waits_for: tuple[int, ...] = ()     # as far as it knows
+    moves: int = 0  # differs from look to look if a rank that waits moves on
 
 
 def doing() -> Doing:
@@ -76,8 +67,7 @@ def _of_main_thread(frames: Sequence[FrameType]) -> Doing:
     if waits := waiting.current_waits():
         call, ranks = f'for {waits[0].text}', waits[0].ranks
     elif len(kept) < len(frames):
-        code = kept[-1].f_code
-        call = f'in {os.path.basename(code.co_filename)}:{code.co_name}'
+        call = f'in {kept[-1].f_code.co_name}'
     elif frames and (name := _mpi_method(frames[-1])):
         call = f'in MPI: {name}'
     if not call:
@@ -95,11 +85,9 @@ def _is_wait(frame: FrameType) -> bool:
 
 
 def _is_idle(frames: Sequence[FrameType]) -> bool:
-    """Whether a thread beside the main one cannot act by itself."""
-    return (frames[-1].f_code.co_filename.startswith(_IDLE)
-            or any(_is_wait(frame)
-                   or frame.f_code.co_filename.startswith(_MOVERS)
-                   for frame in frames) or bool(_mpi_method(frames[-1])))
+    return any(frame.f_code.co_filename.startswith(_IDLE if (
+        frame is frames[-1]) else _IDLE[-3:]) or _is_wait(frame)
+        for frame in frames) or bool(_mpi_method(frames[-1]))
 
 
 def _mpi_method(frame: FrameType) -> str:

@@ -1,10 +1,9 @@
 """What must be done before MPI ends, and what must live until it has."""
-# A program ends by its last line, by an exception, or calls ``MPI.Finalize``
-# itself and goes on.  What others wait for must have left this rank, and no
-# thread may call MPI any more, before the first of these.  So there is one
-# list of actions, worked through once, when ``atexit`` or MPI_Finalize begins;
-# a process that was forked off has none.  A message that was given up may
-# arrive in its buffer even later: such a buffer is never freed.
+# What others wait for must have left this rank, and no thread may call MPI any
+# more, before the program ends or calls ``MPI.Finalize`` itself.  So there is
+# one list of actions, worked through once, when the first of these begins; a
+# process that was forked off has none.  A message that was given up may arrive
+# in its buffer even later: such a buffer is never freed.
 from __future__ import annotations
 
 import atexit
@@ -66,8 +65,7 @@ class HeldRequest:
     """
 
     def __init__(self, request: MPI.Request, *buffers: Any) -> None:
-        self._request = request
-        self._buffers = buffers
+        self._request, self._buffers = request, buffers
 
     def test(self) -> bool:
         """Whether it is complete."""

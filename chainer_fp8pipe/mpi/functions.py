@@ -30,7 +30,7 @@ def library() -> Library:
 
 
 def handle(of: MPI.Comm | MPI.Datatype) -> int:
-    """The handle of a C function's argument, a pointer or int, as a number."""
+    """A handle, in C a pointer or an int, as a number."""
     size = MPI._sizeof(of)
     return int.from_bytes(
         ctypes.string_at(MPI._addressof(of), size), sys.byteorder,
@@ -53,7 +53,5 @@ def exception(code: int, statuses: bytes) -> MPI.Exception:
 @functools.cache
 def _address(name: str) -> int:
     # From the libraries that mpi4py was linked with.
-    function = getattr(ctypes.CDLL(MPI.__file__), name)
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address
-    return address
+    return ctypes.cast(getattr(ctypes.CDLL(MPI.__file__), name),
+                       ctypes.c_void_p).value or 0

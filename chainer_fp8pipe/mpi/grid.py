@@ -55,20 +55,17 @@ class ProcessGrid:
     def __init__(self, comm: Any, pipeline: int) -> None:
         enter_world()
         self.is_freed = False
-        self.comm = ranks_of(comm)
-        self.stages = _divisor(self.comm, 'pipeline', pipeline)
-        self.replicas = self.comm.size // self.stages
-        watch(self.comm)
-        self._nodes = nodes_of(self.comm)
-        order = sorted(range(self.comm.size), key=self._nodes.__getitem__)
-        self.ranks = [order[stage::self.stages]
-                      for stage in range(self.stages)]
-        self.replica_index, self.stage_index = divmod(
-            order.index(self.comm.rank), self.stages)
-        self.pipeline: MPI.Comm = self.comm.Split(self.replica_index,
-                                                  self.stage_index)
-        self.data: MPI.Comm = self.comm.Split(self.stage_index,
-                                              self.replica_index)
+        self.comm = comm = ranks_of(comm)
+        self.stages = stages = _divisor(comm, 'pipeline', pipeline)
+        self.replicas = comm.size // stages
+        watch(comm)
+        self._nodes = nodes_of(comm)
+        order = sorted(range(comm.size), key=self._nodes.__getitem__)
+        self.ranks = [order[stage::stages] for stage in range(stages)]
+        self.replica_index, self.stage_index = place = divmod(
+            order.index(comm.rank), stages)
+        self.pipeline: MPI.Comm = comm.Split(*place)
+        self.data: MPI.Comm = comm.Split(*reversed(place))
 
     def free(self) -> None:
         """Frees the communicators of both axes; call it on all ranks.
@@ -99,12 +96,8 @@ def split_groups(comm: Any, group_size: int | None = None) -> MPI.Comm:
     """The group of consecutive ranks that this one belongs to.
 
     It is kept with ``comm`` and freed with it; equal calls return the same
-    one, until a rank of it gives up.  Call it on all ranks.
-
-    Raises:
-        TypeError: ``comm`` is no communicator.
-        ValueError: The size does not divide the number of ranks, or is not
-            the same on all; on all ranks.
+    one, until a rank of it gives up.  Call it on all ranks; raises ValueError
+    on all of them where the size does not divide their number.
     """
     comm = ranks_of(comm)
     size = _divisor(comm, 'group_size',
@@ -118,11 +111,7 @@ def split_groups(comm: Any, group_size: int | None = None) -> MPI.Comm:
 
 
 def ranks_of(comm: Any) -> MPI.Comm:
-    """mpi4py's communicator in one of ChainerMN's, or as it was given.
-
-    Raises:
-        TypeError: It is something else.
-    """
+    """mpi4py's communicator in one of ChainerMN's, or as it was given."""
     found = getattr(comm, 'mpi_comm', comm)
     if not isinstance(found, MPI.Comm):
         raise TypeError(
@@ -159,15 +148,11 @@ class Group:
         self._meeting = Meeting(comm, self._wait)
 
     def gather(self, numbers: numpy.ndarray) -> numpy.ndarray:
-        """Float64 of shape (ranks, n), of (n,) of each rank.
-
-        Raises:
-            RuntimeError: A rank has given up.
-        """
+        """Float64 of shape (ranks, n), of (n,) of each rank."""
         return numpy.array(self.gather_objects(numbers))
 
     def gather_objects(self, thing: Any) -> list[Any]:
-        """Every rank's object; hears of failures as :meth:`gather` does."""
+        """Every rank's object; raises RuntimeError if a rank gives up."""
         self._must_go_on()
         return self._meeting.say(thing)
 

@@ -1,8 +1,8 @@
 """Links between ranks, as messages to and fro tell."""
-# One rank sends, the other answers with as much.  The fastest of some counts:
-# other work of a machine makes messages slower only.  A link that was idle may
-# pass some 128 KiB at once, so a long message must be far longer to show the
-# rate.
+# Each rank sends to the next one, which answers with as much.  The fastest of
+# some trips counts: other work of a machine makes messages slower only.  A
+# link that was idle may pass some 128 KiB at once, so a long message must be
+# far longer to show the rate.
 from __future__ import annotations
 
 import time
@@ -12,13 +12,13 @@ from mpi4py import MPI
 
 from .waiting import wait_until
 
-_TAG, _SMALL, _LARGE = 7, 64, 1 << 19       # bytes of a message
-#: How many of each.
-_TIMES = {_SMALL: 40, _LARGE: 6}
+_LARGE = 1 << 19        # bytes
+#: How many messages of so many bytes.
+_TIMES = {64: 40, _LARGE: 6}
 
 
 def measure_links(comm: MPI.Comm) -> tuple[float, float]:
-    """The slowest link between neighbours, every second pair at a time.
+    """The slowest link between neighbours, the last and the first rank too.
 
     Call it on all ranks, in a communicator without other messages.
 
@@ -26,28 +26,21 @@ def measure_links(comm: MPI.Comm) -> tuple[float, float]:
         Seconds of a short message, one way, and bytes per second of one of
         512 KiB.  The same on all ranks; of one rank 0 and infinity.
     """
-    latency, bandwidth = 0.0, float('inf')
-    for first in 0, 1:
-        # MPI's own barrier would keep the core from ranks that still work.
-        wait_until(comm.Ibarrier().Test)
-        is_low = comm.rank % 2 == first
-        peer = comm.rank + (1 if is_low else -1)
-        if 0 <= peer < comm.size:
-            short, long = (min(_trips(comm, peer, size, is_low)) / 2
-                           for size in (_SMALL, _LARGE))
-            latency = max(latency, short)
-            bandwidth = min(bandwidth, _LARGE / max(long - short, 1e-9))
-    return (comm.allreduce(latency, MPI.MAX),
-            comm.allreduce(bandwidth, MPI.MIN))
-
-
-def _trips(comm: MPI.Comm, peer: int, size: int, asks: bool) -> list[float]:
-    """Seconds of round trips, on both ranks."""
-    data, trips = numpy.ones(size, numpy.uint8), []
-    for _ in range(_TIMES[size]):
-        begin = time.monotonic()
-        for sends in (asks, not asks):
-            wait_until((comm.Isend if sends else comm.Irecv)(
-                data, peer, _TAG).Test)
-        trips.append(time.monotonic() - begin)
-    return trips
+    if comm.size == 1:
+        return 0.0, float('inf')
+    before, after = ((comm.rank + step) % comm.size for step in (-1, 1))
+    found = []
+    for size, times in _TIMES.items():
+        mine, other = numpy.ones((2, size), numpy.uint8)
+        trips = []
+        for _ in range(times):
+            # MPI's own waits would keep the core from ranks that still work.
+            wait_until(comm.Ibarrier().Test)
+            begin = time.monotonic()
+            for tag, to, source in (1, after, before), (2, before, after):
+                sent = comm.Isend(mine, to, tag)
+                wait_until(comm.Irecv(other, source, tag).Test)
+                wait_until(sent.Test)
+            trips.append(time.monotonic() - begin)
+        found.append(comm.allreduce(min(trips) / 2, MPI.MAX))
+    return found[0], _LARGE / max(found[1] - found[0], 1e-9)

@@ -40,8 +40,7 @@ def kept_with(comm: MPI.Comm) -> dict[Hashable, Any]:
 def once(comm: MPI.Comm, name: Hashable, make: Callable[[], Any]) -> Any:
     """The object of this name that is kept; the first call makes it.
 
-    MPI has room for some 2,000 communicators, and a search over
-    hyperparameters makes more pipelines than that on the same ranks.
+    MPI has room for some 2,000 communicators: a search needs more pipelines.
     """
     kept = kept_with(comm)
     # What was freed, on all ranks, is made anew.
@@ -61,8 +60,6 @@ def free_with_kept(comm: MPI.Comm) -> None:
 
 # --- nodes and cores ---------------------------------------------------------
 
-#: The same in all containers of a machine, which have names of their own.
-_BOOT = '/proc/sys/kernel/random/boot_id'
 #: How many ranks of the job a launcher has started on this machine.
 _LOCAL_RANKS = ('MPI_LOCALNRANKS', 'OMPI_COMM_WORLD_LOCAL_SIZE',
                 'SLURM_NTASKS_PER_NODE')
@@ -83,7 +80,7 @@ def nodes_of(comm: MPI.Comm) -> list[int]:
 def machine_name() -> str:
     """Equal in all processes of a machine, whatever containers they are in."""
     try:
-        with open(_BOOT) as file:
+        with open('/proc/sys/kernel/random/boot_id') as file:
             return file.read().strip()
     except OSError:                     # not Linux
         return socket.gethostname()
@@ -101,9 +98,6 @@ def own_cores() -> int:
 
 @functools.cache
 def share_cores() -> None:
-    """Gives BLAS the cores of this rank, where no user has said how many.
-
-    Four ranks on two cores train five times more slowly if it takes all.
-    """
+    """Gives BLAS the cores of this rank, where no user has said how many."""
     if not any(os.environ.get(name) for name in _THREADS):
         threadpool_limits(own_cores(), 'blas')

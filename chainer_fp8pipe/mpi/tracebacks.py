@@ -1,5 +1,4 @@
-"""The printed form of an exception: the user's own code, not what leads there.
-"""
+"""The printed form of an exception."""
 from __future__ import annotations
 
 import itertools
@@ -17,10 +16,9 @@ _PASSING = (os.path.join(_PACKAGE, 'intercept', ''),
 
 
 def shown(error: BaseException) -> str:
-    """The printed form of an exception: a traceback of the user's own code.
+    """A traceback of the user's own code, without what has led there.
 
-    Without what has led to the script, or stands between it and Chainer; and
-    without any frames if they have been printed, or are another rank's,
+    And without any frames if they have been printed, or are another rank's,
     which the exception's ``is_shown`` says.
     """
     said = traceback.TracebackException.from_exception(error)
@@ -34,7 +32,7 @@ def shown(error: BaseException) -> str:
         rest = list(itertools.dropwhile(
             lambda frame: frame.filename.startswith(_PACKAGE)
             or 'runpy' in frame.filename, one.stack)) or list(one.stack)
-        # Without any of the user's, the fault is in what led there.
+        # Where the package itself has raised, it is shown.
         hidden = _PASSING if rest and rest[-1].filename.startswith(
             _PACKAGE) else (_PACKAGE,)
         one.stack = traceback.StackSummary.from_list(

@@ -2,9 +2,7 @@
 # Ranks may outnumber the cores.  A wait polls, and soon yields the core
 # between polls, which is about as fast while nobody else wants the core.
 # After a while it sleeps between polls, for a small part of the time that has
-# passed: others need the core, if only to run the network.  ``waiting`` notes
-# for what a thread waits, which the watch over the job (``mpi/watch.py``)
-# reads when nothing seems to move.
+# passed: others need the core, if only to run the network.
 from __future__ import annotations
 
 import collections
@@ -76,10 +74,7 @@ _notes: dict[int, list[Note]] = collections.defaultdict(list)
 
 
 class waiting:
-    """A ``with`` block in which a thread waits.
-
-    ``note`` says for what; it is called only when somebody wants to know.
-    """
+    """A block in which a thread waits; ``note`` says for what, if asked."""
 
     def __init__(self, note: Note) -> None:
         self._note = note

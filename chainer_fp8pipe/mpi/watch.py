@@ -38,6 +38,8 @@ SECONDS = 'CHAINER_FP8PIPE_STALL'
 EXIT_CODE = 75
 #: States beside those of doing.py, in words that follow a rank's name.
 SILENT, LEFT = 'does not answer', 'has left the job'
+_SILENT = Doing(
+    SILENT, 'stopped, gone, held by a library, or its host is lost')
 
 _TICK = 1.0             # seconds between looks
 _LEAVING = 1.0          # for which a rank that leaves hears others
@@ -48,7 +50,6 @@ _UPDATES = 80           # usual updates without one
 _LONGER = 3
 _EVERY = 2.0            # seconds between two messages of a rank
 _FRESH = 6.0            # for which a message holds, and others have to answer
-_LAST = 64              # durations that are remembered of each kind
 _SHOWN = 16
 
 
@@ -57,20 +58,17 @@ class UpdateCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._kind: Hashable = None
-        self._at = 0.0
-        self._after: dict[Hashable, collections.deque[float]] = {}
+        self._last: tuple[Hashable, float] = None, 0.0
+        # What followed an update of a kind, and how many seconds it took.
+        self._took: collections.deque[tuple[Hashable, float]] = (
+            collections.deque(maxlen=256))
 
     def finished(self, kind: Hashable) -> None:
         """Counts an update; what follows one of a kind takes equal times."""
         now = time.monotonic()
         if self.total:
-            if len(self._after) > _LAST:        # a search makes new models
-                self._after.clear()
-            self._after.setdefault(
-                self._kind, collections.deque(maxlen=_LAST)).append(
-                    now - self._at)
-        self._kind, self._at = kind, now
+            self._took.append((self._last[0], now - self._last[1]))
+        self._last = kind, now
         self.total += 1
 
     def limit(self) -> float:
@@ -79,9 +77,9 @@ class UpdateCount:
         Of the median time after an update of the latest kind, however long
         those of other kinds take, or rare they are.
         """
-        usual = statistics.median(
-            tuple(self._after.get(self._kind, ())) or (0.0,))
-        return max(_LEAST, _UPDATES * usual)
+        return max(_LEAST, _UPDATES * statistics.median([
+            seconds for kind, seconds in tuple(self._took)
+            if kind == self._last[0]] or [0.0]))
 
 
 #: Of this process.
@@ -89,21 +87,13 @@ updates = UpdateCount()
 
 
 class View(NamedTuple):
-    """What is known of a rank.
+    """What is known of a rank."""
 
-    Attributes:
-        rank: In ``MPI.COMM_WORLD``.
-        who: In words.
-        doing: What it does, or ``SILENT``, ``LEFT``.
-        updates: That it has finished.
-        limits: So many times the limit has nothing changed there.
-    """
-
-    rank: int
-    who: str
-    doing: Doing
-    updates: int = -1
-    limits: float = math.inf
+    rank: int           # in MPI.COMM_WORLD
+    who: str            # in words
+    doing: Doing        # or that it is SILENT or has LEFT
+    updates: int = -1   # that it has finished
+    limits: float = math.inf    # without a change, in times the limit
 
 
 class Watch:
@@ -111,10 +101,10 @@ class Watch:
 
     def __init__(self) -> None:
         self._seconds: float | None = None
-        # The communicator, and by rank in it: who it is; when it spoke, and
-        # what.  The thread may look while they are set.
-        self._group: tuple[MPI.Comm, list[tuple[int, str]], dict[
-            int, tuple[float, View]]] = MPI.COMM_SELF, [(0, '')], {}
+        # The communicator, what is known of its ranks, and when they spoke.
+        # The thread may look while they are set.
+        self._group: tuple[MPI.Comm, list[View], list[float]] = (
+            MPI.COMM_SELF, [], [])
         self._sent: list[HeldRequest] = []
         self._state: Any = None     # what has to change, and since when it
         self._since = 0.0           # has not
@@ -138,10 +128,10 @@ class Watch:
                 self._group[0].size, MPI.MAX) >= comm.size:
             return
         world = MPI.COMM_WORLD
-        everyone = comm.allgather((
+        self._seconds, self._group = seconds, (comm.Dup(), comm.allgather(View(
             world.rank, f'rank {world.rank} of {world.size}, process '
-            f'{os.getpid()} on host {os.uname().nodename},'))
-        self._group, self._seconds = (comm.Dup(), everyone, {}), seconds
+            f'{os.getpid()} on host {os.uname().nodename},', _SILENT)),
+            [-math.inf] * comm.size)
         if self._thread.ident is None:
             before_finalize(self._end)
             self._thread.start()
@@ -150,9 +140,9 @@ class Watch:
         """Tells all others that this rank leaves in order."""
         self._is_over.set()
         self._thread.join(_LATE)
-        comm, everyone, _ = self._group
+        comm, views, _ = self._group
         self._hear(start := time.monotonic())
-        self._tell(View(*everyone[comm.rank], Doing(LEFT)))
+        self._tell(views[comm.rank]._replace(doing=Doing(LEFT)))
         # UCX warns of messages that nobody has received.
         while self._others() and (now := time.monotonic()) < start + _LEAVING:
             time.sleep(BRIEF)
@@ -168,21 +158,23 @@ class Watch:
                 self._look(now, was_late)
 
     def _look(self, now: float, was_late: bool) -> None:
-        (comm, everyone, heard), found = self._group, doing()
+        (comm, views, heard), found = self._group, doing()
         self._hear(now)
         state = updates.total, found.state, found.moves
         if was_late or state != self._state:
             self._state, self._since, self._has_judged = state, now, False
         quiet = now - self._since
         limit = updates.limit() if self._seconds is None else self._seconds
-        own = View(*everyone[comm.rank], found, updates.total,
-                   quiet / limit)
-        known = {place: view for place, (at, view) in heard.items()
-                 if now - at < _FRESH or view.doing.state == LEFT}
-        speak = [view for view in (own, *known.values())
-                 if view.doing.state != LEFT]
+        own = views[comm.rank] = views[comm.rank]._replace(
+            doing=found, updates=updates.total, limits=quiet / limit)
+        heard[comm.rank] = now
+        known = [view if view.doing.state == LEFT or now - at < _FRESH
+                 else View(view.rank, view.who, _SILENT)
+                 for view, at in zip(views, heard, strict=True)]
+        speak = [view for view in known
+                 if view.doing.state not in (LEFT, SILENT)]
         if max(view.limits for view in speak) < 1 or not any(
-                view.updates for view in (own, *known.values())):
+                view.updates > 0 for view in known):
             self._began = math.inf
             return
         self._began = min(self._began, now)
@@ -191,23 +183,19 @@ class Watch:
             self._tell(own)
         if (now - self._began >= _FRESH and not self._has_judged
                 and own.rank == min(view.rank for view in speak)):
-            self._judge([own, *(known.get(place, View(*who, Doing(
-                SILENT, 'stopped, gone, held by a library, or its host is '
-                'lost'))) for place, who in enumerate(everyone)
-                if place != comm.rank)], quiet)
+            self._judge(known, quiet)
 
     def _hear(self, now: float) -> None:
-        comm, _, heard = self._group
+        comm, views, heard = self._group
         while comm.Iprobe():
             place, view = comm.recv()
-            heard[place] = now, view
+            views[place], heard[place] = view, now
 
     def _others(self) -> list[int]:
         """Places of the ranks that have not left."""
-        comm, _, heard = self._group
-        return [place for place in range(comm.size) if place != comm.rank
-                and (place not in heard
-                     or heard[place][1].doing.state != LEFT)]
+        comm, views, _ = self._group
+        return [place for place, view in enumerate(views)
+                if place != comm.rank and view.doing.state != LEFT]
 
     def _tell(self, view: View) -> None:
         comm = self._group[0]
@@ -254,40 +242,38 @@ def find_cause(views: Sequence[View], is_given: bool
     # Without those that make no updates, but sum for those that do.
     views = [view for view in views
              if view.updates or view.doing.state != WAITS]
-    limits = min(view.limits for view in views)
     left, silent, busy, waits = ([
         view for view in views if view.doing.state == state]
         for state in (LEFT, SILENT, WORKS, WAITS))
+    has_left = bool(left) and not busy
+    is_slow = not has_left and bool(silent or busy and not is_given)
+    if not (silent or waits) or (       # nobody waits: the last one plots, say
+            min(view.limits for view in views) < (_LONGER if is_slow else 1)):
+        return None
     awaited = {rank for view in views for rank in view.doing.waits_for}
-    if limits < 1 or not (silent or waits):
-        return None         # nobody waits: the last one plots, say
-    if left and not busy:
-        cause, why = left, 'which others wait for'
-    elif silent or busy:
-        if limits < _LONGER and (silent or not is_given):
-            return None
-        cause = silent or [
-            view for view in busy if view.rank in awaited] or busy
-        why = 'behind which others wait'
-    else:       # who waits in another call than those behind it?
-        calls = [(view.doing.words, view.updates) for view in waits]
-        usual = max(calls, key=calls.count)
-        others = [view for view, call in zip(waits, calls, strict=True)
-                  if call != usual]
-        cause = [view for view in waits
-                 if view.rank in awaited and not view.doing.waits_for]
-        why = 'for which others wait, in another call'
-        if not cause and len(others) < len(waits) / 2:
-            cause, why = others, 'in another call than the others'
-        if not cause:
-            why = 'all ranks wait for each other in ' + (
-                'different calls' if others else
-                'the same place: a message was lost, or a link is down')
-    names = ', '.join(str(view.rank) for view in cause[:_SHOWN])
-    head = (f'the cause: rank{"s" * (len(cause) > 1)} {names}, {why}:\n'
-            if cause else f'{why}:\n')
+    calls = [(view.doing.words, view.updates) for view in waits]
+    usual = max(calls, key=calls.count, default=None)
+    others = [view for view, call in zip(waits, calls, strict=True)
+              if call != usual]
+    behind = 'behind which others wait'
+    cause, why = next((found for found in (
+        (left * has_left, 'which others wait for'), (silent, behind),
+        ([view for view in busy if view.rank in awaited], behind),
+        (busy, behind),
+        ([view for view in waits
+          if view.rank in awaited and not view.doing.waits_for],
+         'for which others wait, in another call'),
+        (others * (len(others) < len(waits) / 2),
+         'in another call than the others')) if found[0]), (
+        [], 'all ranks wait for each other in ' + (
+            'different calls' if others else
+            'the same place: a message was lost, or a link is down')))
+    if cause:
+        why = 'the cause: rank{} {}, {}'.format(
+            's' * (len(cause) > 1),
+            ', '.join(str(view.rank) for view in cause[:_SHOWN]), why)
     shown = [*cause, *(view for view in views if view not in cause)]
-    return head + ''.join(
+    return f'{why}:\n' + ''.join(
         f'  {view.who} {view.doing.state}'
         + f': {view.doing.words}' * bool(view.doing.words) + '\n'
         for view in shown[:_SHOWN]) + (

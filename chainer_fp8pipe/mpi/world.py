@@ -2,19 +2,20 @@
 # Others wait for ever for a rank that fails alone: Python calls MPI_Finalize
 # on its way out, which waits for everybody.  So a failure becomes MPI_Abort.
 # An exception goes through sys.excepthook; one that a script has set later
-# leaves a trace, which atexit finds.  What sys.exit and exit() raise notices
-# that the interpreter asks for its code: then nobody has caught it.
+# leaves a trace, which atexit finds.  A wish to exit that nobody has caught is
+# known by the interpreter's own look at its code, when no frame is left.
 #
 # Importing the package is enough, where a starter of ranks says in the
-# environment that there are several; MPI is loaded only once it is needed.
-# Nothing holds in a process that a rank has forked off or started.
+# environment that there are several.  Nothing holds in a process that a rank
+# has forked off or started.
 from __future__ import annotations
 
 import atexit
-import builtins
 import contextlib
+import ctypes
 import faulthandler
 import fcntl
+import gc
 import os
 import stat
 import sys
@@ -34,9 +35,9 @@ _PATIENCE, _PASSING_ON = 10.0, 0.1
 _EACH, _AT_MOST = 0.25, 2.0
 #: Seconds in which other ranks that leave with a code have printed why.
 _LAST_WORDS = 1.0
-#: Seconds after which a rank that MPI does not end ends itself: where MPI is
-#: yet to be loaded it waits for the others to load it, too, if they ever do.
-_STUCK, _START = 20.0, 600.0
+#: Seconds after which a rank that neither a full pipe nor MPI lets end ends
+#: itself: where MPI is yet to be loaded it waits for the others to load it.
+_STUCK, _START = 30.0, 600.0
 
 
 class StartError(RuntimeError):
@@ -53,15 +54,9 @@ def enter_world(comm: Any = None) -> None:
     """Begins to work as a rank; whatever works on all ranks calls it first.
 
     From then on a failure on one rank ends all, and BLAS takes as many
-    threads as there are cores for a rank alone.
-
-    Args:
-        comm: That of the caller; nothing is done, and MPI not loaded, for
-            one that is none of mpi4py's.
-
-    Raises:
-        StartError: The environment says that this is one of several
-            processes, and MPI that it is alone; on each of them.
+    threads as there are cores for a rank alone.  For a communicator that is
+    none of mpi4py's nothing is done.  Raises StartError if the environment
+    says that this is one of several processes, and MPI that it is alone.
     """
     if comm is not None and not type(
             all_ranks(comm)).__module__.startswith('mpi4py'):
@@ -74,8 +69,7 @@ def enter_world(comm: Any = None) -> None:
         share_cores()
         _end.install()
     elif started:
-        # A library that does not speak with what has started the ranks gives
-        # each a world of its own: N processes would train N times.
+        # N processes would train N times.
         (starter, number, count, size), library = started, MPI.get_vendor()[0]
         raise StartError(
             f'{starter} has started {count} processes, of which this one is '
@@ -91,6 +85,9 @@ def enter_world(comm: Any = None) -> None:
 def end_all_ranks(text: str, code: int) -> None:
     """Prints why, and ends all ranks with an exit code."""
     _end.has_begun = True
+    faulthandler.dump_traceback_later(
+        _STUCK if _mpi() else _START, exit=True,
+        file=os.open(os.devnull, os.O_WRONLY))
     try:
         with contextlib.suppress(Exception):    # closed, or not a file
             sys.stdout.flush()
@@ -104,9 +101,6 @@ def end_all_ranks(text: str, code: int) -> None:
         wait_until_read()
         time.sleep(_PASSING_ON)
     finally:
-        with contextlib.suppress(Exception):    # it needs a standard error
-            faulthandler.dump_traceback_later(
-                _STUCK if _mpi() else _START, exit=True)
         with contextlib.suppress(ImportError):  # then nobody waits
             from mpi4py import MPI
             if not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
@@ -134,25 +128,34 @@ def _mpi() -> Any:
     return sys.modules.get('mpi4py.MPI')
 
 
-class _Exit(SystemExit):
-    """Ends all ranks if nobody catches it and its code is a failure's."""
+class _Code:
+    """``SystemExit.code``; who reads it without a frame is the interpreter.
 
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name == 'code' and found not in (None, 0) and _end.is_rank():
+    Then nobody has caught the exception, and a failure's code ends all ranks.
+    """
+
+    def __init__(self) -> None:
+        self._member = vars(SystemExit)['code']
+
+    def __get__(self, error: Any, kind: Any = None) -> Any:
+        found = self._member.__get__(error, kind)
+        if error is not None and found not in (None, 0) and _end.is_rank():
             try:
                 sys._getframe(1)
-            except ValueError:      # the interpreter asks
+            except ValueError:
                 if isinstance(found, int):
                     time.sleep(_LAST_WORDS)
                     end_all_ranks('', found)
                 end_all_ranks(f'{found}\n', 1)
         return found
 
+    def __set__(self, error: Any, value: Any) -> None:
+        self._member.__set__(error, value)
+
 
 def _exit(status: Any = None, /) -> NoReturn:
-    """In place of ``sys.exit``."""
-    raise _Exit(status)
+    """``sys.exit``, which before Python 3.12 makes no object to be asked."""
+    raise SystemExit(status)
 
 
 class _End:
@@ -173,8 +176,9 @@ class _End:
             self._pid, self._before = os.getpid(), _last_error()
             self._hook, sys.excepthook = sys.excepthook, self.of_exception
             sys.exit = _exit
-            if hasattr(builtins, 'exit'):       # not under python -S
-                vars(builtins).update(exit=_exit, quit=_exit)
+            # The class cannot be set an attribute, but its dictionary can.
+            gc.get_referents(vars(SystemExit))[0]['code'] = _code
+            ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
 
     def of_exception(self, kind: type[BaseException], error: BaseException,
                      trace: TracebackType | None) -> None:
@@ -183,13 +187,9 @@ class _End:
             self._hook(kind, error, trace)
             return
         self.has_begun = True
-        interrupted = issubclass(kind, KeyboardInterrupt)
-        text = self.words('interrupted\n' if interrupted else (
-            f'failed, ending all:\n{kind.__qualname__}, which cannot be '
-            'printed\n'))
+        text = f'{kind.__qualname__}, which cannot be printed\n'
         try:
-            if not interrupted:
-                text = self.words(f'failed, ending all:\n{shown(error)}')
+            text = shown(error)
             # The first rank prints what many find.  Who knows the cause of
             # what all raise does so at once.
             if error.__cause__ is None:
@@ -199,18 +199,14 @@ class _End:
         except Exception:       # of its __str__, or of the user's hook
             pass
         finally:
-            end_all_ranks(text, 130 if interrupted else 1)
+            end_all_ranks(failed(text), 1)
 
     def at_exit(self) -> None:
         """Ends all ranks if a hook that was set later has got an error."""
         error = _last_error()
         if (not self.has_begun and error is not self._before
                 and self.is_rank()):
-            end_all_ranks(self.words(
-                f'failed, ending all:\n{type(error).__qualname__}\n'), 1)
-
-    def words(self, what: str) -> str:
-        return '\nrank {} of {} {}'.format(*_place(), what)
+            end_all_ranks(failed(f'{type(error).__qualname__}\n'), 1)
 
     def is_rank(self) -> bool:
         """Whether this is a rank, no fork of it, and others may wait."""
@@ -218,7 +214,12 @@ class _End:
             not _mpi().Is_finalized() and _mpi().COMM_WORLD.size > 1))
 
 
-_end = _End()
+_end, _code = _End(), _Code()
+
+
+def failed(text: str) -> str:
+    """What a rank says that ends all others because of a failure."""
+    return '\nrank {} of {} failed, ending all:\n{}'.format(*_place(), text)
 
 
 def _place() -> tuple[int, int]:

@@ -4,18 +4,12 @@ from types import SimpleNamespace
 from chainer_fp8pipe.mpi import all_ranks, ranks
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.mpi.placement import torus_shape
-from chainer_fp8pipe.mpi.ranks import once
-from chainer_fp8pipe.training.updater import PipelineUpdater
 
-import chainer
 import chainermn
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from tests.ranks import on_ranks
-from tests.training.updaters.networks import Plain, dataset
-
-from .scarcity import communicators_left
 
 
 @on_ranks(2)
@@ -27,27 +21,6 @@ def test_a_communicator_a_grid_and_the_ranks_themselves_will_do(comm):
     without_mpi = SimpleNamespace(rank=0, size=1)
     assert all_ranks(without_mpi) is without_mpi
     grid.free()
-
-
-@on_ranks(2)
-def test_once_makes_an_object_per_communicator(comm):
-    other = comm.Dup()
-    made = [once(one, 'list', list) for one in (comm, comm, other)]
-    assert made[0] is made[1]
-    assert made[0] is not made[2]
-    other.Free()
-
-
-@on_ranks(2)
-def test_there_can_be_more_pipelines_than_mpi_has_communicators(comm):
-    with communicators_left(comm, 30):
-        for _ in range(40):
-            updater = PipelineUpdater(
-                chainer.iterators.SerialIterator(
-                    chainer.datasets.TupleDataset(*dataset(4)), 4),
-                chainer.optimizers.SGD().setup(Plain().stage(comm)), comm,
-                micro_batches=2)
-        updater.update()
 
 
 @pytest.mark.parametrize(('usable', 'here', 'expected'), [

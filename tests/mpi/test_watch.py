@@ -51,27 +51,27 @@ def says(action, looks=2):
     return found
 
 
-def test_a_wait_that_polls_does_not_move_and_names_its_caller():
-    first, last = says(wait_until)
-    assert last.state == WAITS
-    assert last.words.startswith('in test_watch.py:says; at test_watch.py:')
-    assert first == last
+def works(is_over):
+    while not is_over():
+        time.sleep(0.001)
 
 
-def test_work_is_no_wait():
-    def work(is_over):
-        while not is_over():
-            time.sleep(0.001)
-    assert says(work)[0].state == WORKS
+def waits_as_noted(is_over):
+    with waiting(lambda: []), waiting(lambda: [Wait('frame 1', (3,))]):
+        wait_until(is_over)
 
 
-def test_what_is_noted_is_told_by_the_outermost_that_knows():
-    def action(is_over):
-        with waiting(lambda: []), waiting(lambda: [Wait('frame 1', (3,))]):
-            wait_until(is_over)
-    said = says(action)[0]
-    assert said.words.startswith('for frame 1; at ')
-    assert said.waits_for == (3,)
+@pytest.mark.parametrize(('action', 'state', 'words', 'waits_for'), [
+    (wait_until, WAITS, 'in says; at test_watch.py:', ()),
+    (works, WORKS, 'at test_watch.py:', ()),
+    # What is noted is told by the outermost that knows.
+    (waits_as_noted, WAITS, 'for frame 1; at test_watch.py:', (3,))])
+def test_a_rank_says_whether_it_waits_and_where(action, state, words,
+                                                waits_for):
+    first, last = says(action)
+    assert (last.state, last.waits_for) == (state, waits_for)
+    assert last.words.startswith(words)
+    assert first == last or state == WORKS      # it does not move
     assert current_waits() == []
 
 
