@@ -1,5 +1,1 @@
-"""Starts a job again when its ranks die: the command ``launch``.
-
-The launcher is no rank: it imports neither MPI nor Chainer, so that it starts
-quickly, and outlives every death of the job.
-"""
+"""Starts a job again when its ranks die, without MPI and Chainer."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import glob
+import math
 import os
 import signal
 import subprocess
@@ -43,14 +44,12 @@ _DONE = 60.0            # for what ranks do after the script
 #: For a job that has got a signal: time to write a snapshot, as it is under
 #: Slurm and Kubernetes.
 _GRACE = 30.0
-#: Seconds after which a process that was killed is left to the system.  One
-#: that waits for a dead disk ends when the disk answers, or never.
+#: Seconds after which a process that was killed is left to the system: one
+#: that waits for a dead disk may never end.
 _KILLED = 10.0
-_PAUSE = 0.01
 #: What MPICH leaves of a job that was killed; other libraries use memory
 #: without a name, or clear up when they are told to end.
 _SEGMENTS = '/dev/shm/mpich_shm_*'
-_PIECE = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _prctl = getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)  # Linux has it
 
@@ -83,17 +82,9 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
             ) -> Ending:
     """Starts a job, watches it to its end, and clears up after it.
 
-    Args:
-        command: What starts the ranks.
-        environment: Of all processes, with the mark.
-        mark: By which they are found.
-        ranks: Their number.
-        has_hosts: As of :func:`ending_of`.
-        received: Signals for the launcher; the first is handed on, and
-            another one kills the job.
-
-    Raises:
-        OSError: The command cannot be run.
+    The environment has the mark, by which the job's processes are found.  Of
+    the signals that are received the first is handed on, and another one
+    kills the job.  ``has_hosts`` is that of :func:`ending_of`.
     """
     at, output = time.time(), JobOutput()
     # A session of its own: the launcher alone says when to end.
@@ -106,7 +97,7 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
                            (output, process.stderr, STDERR))]
     for relay in relays:
         relay.start()
-    sent, deadline = 0, float('inf')
+    sent, deadline = 0, math.inf
     try:
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(TICK)
@@ -115,7 +106,7 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
                 if sent > 1:
                     break
                 process.send_signal(received[0])
-            elif deadline == float('inf') and (
+            elif deadline == math.inf and (
                     output.cause or output.done == ranks):
                 # Hydra waits for ever for a rank that is dead, or done, while
                 # a child of it lives.
@@ -132,20 +123,20 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
             relay.join(_GRACE)
         remove_segments(at)
     code = process.poll()
-    if code == 0 and not output.done:
+    if is_late and output.done == ranks:
+        code = 0
+    elif code == 0 and not output.done:
         say('no rank has come to the end of the script, though the exit code '
             'is 0: one may have called os._exit()')
-    return ending_of(
-        output, 0 if is_late and output.done == ranks else
-        -signal.SIGKILL if code is None else code, has_hosts)._replace(
-            at=at, seconds=time.time() - at)
+    return ending_of(output, -signal.SIGKILL if code is None else code,
+                     has_hosts)._replace(at=at, seconds=time.time() - at)
 
 
 def _relay(output: JobOutput, file: IO[bytes], to: int) -> None:
     """Passes a stream of a job on, while the launcher learns from it."""
     lines = Lines(output.look)
     with file:
-        while piece := os.read(file.fileno(), _PIECE):
+        while piece := os.read(file.fileno(), 1 << 16):
             show(lines.feed(piece), to)
 
 
@@ -154,8 +145,8 @@ def _relay(output: JobOutput, file: IO[bytes], to: int) -> None:
 def marked(mark: str) -> list[int]:
     """The living processes of a job, other than this one."""
     # A process that is dead but not waited for has no environment.
-    return [pid for pid in _numbers() if pid != os.getpid()
-            and mark.encode() in _read(pid, 'environ').split(b'\0')]
+    return [pid for pid, of in _everyone('environ')
+            if pid != os.getpid() and mark.encode() in of.split(b'\0')]
 
 
 def kill_rest(mark: str, patience: float) -> None:
@@ -165,14 +156,13 @@ def kill_rest(mark: str, patience: float) -> None:
         for pid in left if time.monotonic() >= end else ():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_PAUSE)
+        time.sleep(TICK / 10)
 
 
 def remove_segments(since: float) -> None:
     """Removes MPICH's shared memory that nobody uses any more.
 
-    Args:
-        since: Only what was made later, in seconds of ``time.time()``.
+    Only what was made later than ``since``, in seconds of ``time.time()``.
     """
     mine = []
     for path in glob.glob(_SEGMENTS):
@@ -180,23 +170,15 @@ def remove_segments(since: float) -> None:
             found = os.stat(path)
             if found.st_uid == os.geteuid() and found.st_ctime >= since:
                 mine.append(path)
-    used = b''.join(_read(pid, 'maps') for pid in _numbers() if mine)
+    used = b''.join(maps for _, maps in _everyone('maps')) if mine else b''
     for path in mine:
         if path.encode() not in used:
             with contextlib.suppress(OSError):
                 os.remove(path)
 
 
-def _numbers() -> list[int]:
-    """Of all processes."""
-    with contextlib.suppress(OSError):
-        return [int(name) for name in os.listdir('/proc') if name.isdigit()]
-    return []
-
-
-def _read(pid: int, name: str) -> bytes:
-    """A file about a process; nothing of one that has ended."""
-    with contextlib.suppress(OSError), open(f'/proc/{pid}/{name}', 'rb'
-                                            ) as file:
-        return file.read()
-    return b''
+def _everyone(name: str) -> Iterator[tuple[int, bytes]]:
+    """Numbers of all processes, with a file about each."""
+    for path in glob.glob(f'/proc/[0-9]*/{name}'):
+        with contextlib.suppress(OSError), open(path, 'rb') as file:
+            yield int(path.split('/')[2]), file.read()

@@ -1,8 +1,8 @@
 """The hosts of a job, and the programs that start ranks on them."""
-# Hosts are those of a file, or what starts ranks knows them (Slurm's srun, or
-# this machine).  Before each start those of the file are asked whether they
-# are up: the ssh port of one accepts or refuses a connection, either by its
-# kernel.  Those that are up share the ranks: a file may name spare hosts.
+# Hosts are those of a file, which is the starter's own, or what starts ranks
+# knows them (Slurm's srun, or this machine).  Before each start those of the
+# file are asked whether they are up: the ssh port of one accepts or refuses a
+# connection, either by its kernel.
 from __future__ import annotations
 
 import concurrent.futures
@@ -26,72 +26,31 @@ _VERSION = 20.0         # seconds that a --version may take
 _FAMILIES = {'MPICH': ('hydra', 'intel(r) mpi'),
              'Open MPI': ('open mpi', 'openrte', 'prrte'),
              'srun': ('slurm',)}
+#: And the option that names a file of hosts.
+_HOSTFILE = {'MPICH': '-f', 'Open MPI': '--hostfile', 'srun': '-F'}
 
 
-def read_hosts(path: str, ranks: int) -> dict[str, int]:
-    """How many ranks each host in a file may have, in the file's order.
-
-    A line is a host's name, or ``name:4``, or ``name slots=4``; ``#`` begins
-    a comment.  Without a number each host takes an equal share.
-
-    Args:
-        path: Of the file.
-        ranks: Of the whole job.
+def read_hosts(path: str) -> list[str]:
+    """The names of the hosts in a file, each at the beginning of a line.
 
     Raises:
-        ValueError: The file cannot be read or understood, names a host twice
-            or one that has no address, or has not room for all ranks.
+        ValueError: The file cannot be read, or names none.
     """
-    where = f'--hostfile {path}'
     try:
         with open(path) as file:
-            lines = [line.partition('#')[0].strip() for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f'{where}: {reason(error)}') from None
-    found: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        match = re.fullmatch(
-            r'([\w.-]+)(?:(?::|\s+slots\s*=\s*)0*([1-9]\d*))?', line)
-        try:
-            if match and match[1] not in found:
-                found[match[1]] = int(match[2] or 0)
-                socket.getaddrinfo(match[1], None)
-            elif line:
-                raise ValueError('is named twice' if match else
-                                 'is neither NAME, NAME:4 nor NAME slots=4')
-        except (OSError, ValueError) as error:
-            raise ValueError(f'{where}, line {number}: {line!r} ' + (
-                str(error) if type(error) is ValueError else
-                f'has no address ({reason(error)})')) from None
-    hosts = {name: count or -(-ranks // len(found))
-             for name, count in found.items()}
-    if (room := sum(hosts.values())) < ranks:
-        raise ValueError(f'{where} has room for {room} ranks, not for {ranks}')
-    return hosts
+            names = re.findall(r'^\s*([\w.-]+)', file.read(), re.MULTILINE)
+        if names:
+            return list(dict.fromkeys(names))
+        raise ValueError('names no host')
+    except (OSError, ValueError) as error:
+        raise ValueError(f'--hostfile {path}: {reason(error)}') from None
 
 
-def answering(hosts: Mapping[str, int], ranks: int
-              ) -> tuple[dict[str, int] | None, list[str]]:
-    """What each host that is up gets of a job; all are asked at once.
-
-    Args:
-        hosts: How many ranks each may have.
-        ranks: Of the job.
-
-    Returns:
-        The ranks of hosts, None if too few are up; and who is not.
-    """
-    shares: dict[str, int] = {}
-    away, left = [], ranks
-    with concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
-        for (host, most), is_up in zip(
-                hosts.items(), pool.map(_is_up, hosts), strict=True):
-            if not is_up:
-                away.append(host)
-            elif left:
-                shares[host] = min(most, left)
-                left -= shares[host]
-    return None if left else shares, away
+def away(hosts: Sequence[str]) -> list[str]:
+    """The hosts that do not answer; all are asked at once."""
+    with concurrent.futures.ThreadPoolExecutor(len(hosts) or 1) as pool:
+        return [host for host, is_up in zip(
+            hosts, pool.map(_is_up, hosts), strict=True) if not is_up]
 
 
 def _is_up(host: str) -> bool:
@@ -103,42 +62,26 @@ def _is_up(host: str) -> bool:
 
 
 class Starter(NamedTuple):
-    """A program that starts ranks, of one of three families.
-
-    Hydra is that of MPICH and Intel MPI; the others are Open MPI's and Slurm's
-    srun.
-    """
+    """A program that starts ranks, of one of three families."""
 
     words: list[str]    # of its command line, as ['srun', '--mpi=pmix']
-    family: str         # of _FAMILIES
+    family: str         # of _FAMILIES; Hydra is also Intel MPI's
 
-    def command(self, ranks: int, program: Sequence[str],
-                hosts: Mapping[str, int] | None = None,
+    def command(self, ranks: int, program: Sequence[str], hostfile: str = '',
                 variables: Sequence[str] = ()) -> list[str]:
         """The command that runs ``program`` in so many ranks.
 
-        Args:
-            ranks: Their number.
-            program: The command line of each rank.
-            hosts: The ranks of each host; none: where the starter says.
-            variables: Of the environment, for ranks on other hosts, too.
+        Ranks on other hosts get these variables of the environment, too.
         """
-        words, names = [*self.words, '-n', str(ranks)], ','.join(
-            f'{host}:{count}' for host, count in (hosts or {}).items())
+        where = [_HOSTFILE[self.family], hostfile] if hostfile else []
         if self.family == 'srun':
             # Without the first, others wait for a rank that is dead; without
             # the second, an interrupt asks whether it is meant.
-            words += ['--kill-on-bad-exit=1', '--quit-on-interrupt']
-            if hosts:
-                words += [f'--nodes={len(hosts)}',
-                          f'--nodelist={",".join(hosts)}']
-        elif hosts and self.family == 'Open MPI':
-            words += ['--host', names]
+            where += ['--kill-on-bad-exit=1', '--quit-on-interrupt']
+        elif self.family == 'Open MPI' and hostfile:
             for name in variables:      # the others hand on all that is there
-                words += ['-x', name]
-        elif hosts:
-            words += ['-hosts', names]
-        return [*words, *program]
+                where += ['-x', name]
+        return [*self.words, '-n', str(ranks), *where, *program]
 
 
 def find_starter(environment: Mapping[str, str]) -> Starter:

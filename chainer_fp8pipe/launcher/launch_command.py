@@ -21,7 +21,7 @@ from ..report.launch_protocol import ENDED, LAUNCHED
 from ..report.quantities import columns, counted, parse_seconds
 from ..report.quantities import seconds as in_words
 from .attempt import TICK, noted_signals, run_job
-from .hosts import answering, find_starter, read_hosts
+from .hosts import away, find_starter, read_hosts
 from .output import USAGE, Ending, say, show
 
 _SAME = 3       # starts in a row with the same failure of the script
@@ -56,14 +56,7 @@ by a second signal.
 
 def main(arguments: Sequence[str],
          environment: Mapping[str, str] = os.environ) -> int:
-    """Runs the command with the arguments after ``launch``.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        SystemExit: The arguments are wrong, or ask for help.
-    """
+    """Runs the command with the arguments after ``launch``; its exit code."""
     parser = _parser(environment)
     own, of_run = divide(parser, arguments)
     options = parser.parse_args(own, argparse.Namespace(
@@ -71,35 +64,28 @@ def main(arguments: Sequence[str],
             sys.executable, '-m', 'chainer_fp8pipe', 'run', *of_run]))
     try:
         options.starter = find_starter(environment)
-        options.hosts = (read_hosts(options.hostfile, options.ranks)
-                         if options.hostfile else {})
+        options.hosts = (read_hosts(options.hostfile)
+                         if options.hostfile else [])
+        if not of_run:
+            raise ValueError('there is no script; name it after the options')
     except ValueError as error:
         parser.error(str(error))
-    if not of_run:
-        parser.error('there is no script; name it after the options')
     if options.starter.family == 'MPICH':       # JobOutput reads them
         options.starter.words.append('-print-all-exitcodes')
     with noted_signals() as received:
-        try:
-            return _supervise(options, received)
-        except OSError as error:
-            print(f'chainer_fp8pipe launch: {error}', file=sys.stderr)
-            return 1
+        return _supervise(options, received)
 
 
 def divide(parser: Parser, arguments: Sequence[str]
            ) -> tuple[Sequence[str], Sequence[str]]:
     """The launcher's options, which come first, and the words for ``run``."""
     place, known = 0, parser._option_string_actions
-    for number, word in enumerate(arguments):
-        name, equals, _ = word.partition('=')
-        if number >= place:
-            if name in known:
-                place += 1 if equals or known[name].nargs == 0 else 2
-            elif name[:2] in known:         # as in -n8
-                place += 1
-            else:
-                break
+    while place < len(arguments):
+        name, equals, _ = arguments[place].partition('=')
+        if name not in known and name[:2] not in known:     # as in -n8
+            break
+        place += 1 if (equals or name not in known
+                       or known[name].nargs == 0) else 2
     return arguments[:place], arguments[place:]
 
 
@@ -112,13 +98,13 @@ def _parser(environment: Mapping[str, str]) -> Parser:
         default=ranks, help='ranks of the job (default in an allocation of '
         "Slurm's: its number of tasks)")
     parser.add_argument(
-        '--hostfile', metavar='HOSTS', help='file with a host a line, '
-        'as "name:4" or "name slots=4" (default: this machine, or '
-        "the allocation of Slurm's)")
+        '--hostfile', metavar='HOSTS', default='', help="the starter's own "
+        'file with a host a line: "name:4" for MPICH, "name slots=4" for Open '
+        "MPI (default: this machine, or the allocation of Slurm's)")
     parser.add_argument(
         '--wait-for-hosts', metavar='SECONDS', type=as_type(parse_seconds),
-        default=3600.0, help='until enough of them for all ranks answer at '
-        'port 22; the others are left out (default: 3600)')
+        default=3600.0, help='until all of them answer at port 22 (default: '
+        '3600)')
     parser.add_argument(
         '--restarts', metavar='N', type=count, default=20, help='starts in a '
         'row from the same place before it gives up (default: 20)')
@@ -136,11 +122,11 @@ def _supervise(job: argparse.Namespace, received: Sequence[Signals]) -> int:
     ended: list[Ending] = []
     token, end = secrets.token_hex(16), ''
     while not end:
-        hosts = _wait_for_hosts(job, received)
-        if hosts is None:
-            end = 'gives up: too few hosts have answered (--wait-for-hosts)'
+        if not _wait_for_hosts(job, received):
+            end = ('gives up: hosts have not answered (--wait-for-hosts); '
+                   'take them out of the file')
         elif not received:
-            ended.append(_start(job, hosts, ended, token, received))
+            ended.append(_start(job, ended, token, received))
             end = verdict(ended, job.restarts)
         if received and (not ended or ended[-1].code):
             say(f'ended by {received[-1].name}')
@@ -157,19 +143,17 @@ def _supervise(job: argparse.Namespace, received: Sequence[Signals]) -> int:
 
 
 def _wait_for_hosts(job: argparse.Namespace, received: Sequence[Signals]
-                    ) -> dict[str, int] | None:
-    """What hosts get that answer; None: too few did, or a signal came."""
+                    ) -> bool:
+    """Whether all answer, before the time is over or a signal comes."""
     end, said = time.monotonic() + job.wait_for_hosts, ['']
-    while job.hosts:
-        shares, away = answering(job.hosts, job.ranks)
-        if away and away != said:
-            say(f'without an answer: {", ".join(away)}'
-                + '; asking again' * (shares is None))
-        if shares or received or time.monotonic() >= end:
-            return shares
-        said = away
+    while found := away(job.hosts):
+        if found != said:
+            say(f'without an answer: {", ".join(found)}; asking again')
+        if received or time.monotonic() >= end:
+            return False
+        said = found
         _wait(_ASK, received)
-    return {}
+    return True
 
 
 def _wait(seconds: float, received: Sequence[Signals]) -> None:
@@ -178,19 +162,19 @@ def _wait(seconds: float, received: Sequence[Signals]) -> None:
         time.sleep(TICK)
 
 
-def _start(job: argparse.Namespace, hosts: Mapping[str, int],
-           before: Sequence[Ending], token: str, received: Sequence[Signals]
-           ) -> Ending:
+def _start(job: argparse.Namespace, before: Sequence[Ending], token: str,
+           received: Sequence[Signals]) -> Ending:
     number = len(before) + 1
     say(f'start {number}: {counted(job.ranks, "rank")} by {job.starter.family}'
-        + (' on ' + ', '.join(hosts) if hosts else ''))
+        )
     environment = {**job.environment, LAUNCHED: token,
                    ENDED: json.dumps([one.cause for one in before])}
     ending = run_job(
-        job.starter.command(job.ranks, job.program, hosts, [
+        job.starter.command(job.ranks, job.program, job.hostfile, [
             name for name in environment
             if name.startswith('CHAINER_FP8PIPE_')]),
-        environment, f'{LAUNCHED}={token}', job.ranks, bool(hosts), received)
+        environment, f'{LAUNCHED}={token}', job.ranks, bool(job.hosts),
+        received)
     if ending.code:
         say(f'start {number} has ended after {in_words(ending.seconds)}'
             + (f', at update {ending.updates[-1]} or later'
@@ -201,9 +185,7 @@ def _start(job: argparse.Namespace, hosts: Mapping[str, int],
 def verdict(ended: Sequence[Ending], restarts: int) -> str:
     """Why there is no other start; '' if there may be one.
 
-    Args:
-        ended: The starts so far.
-        restarts: In a row from the same place, at most.
+    ``restarts`` from the same place may follow each other at most.
     """
     last, tries = ended[-1], _from_the_same_place(ended)
     if not last.code:
@@ -230,8 +212,8 @@ def _from_the_same_place(ended: Sequence[Ending]) -> int:
     count, first = 0, -1
     for one in ended:
         if one.updates and one.updates[0] > first:
-            count = 0
-        count, first = count + 1, one.updates[0] if one.updates else first
+            count, first = 0, one.updates[0]
+        count += 1
     return count
 
 

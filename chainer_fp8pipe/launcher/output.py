@@ -3,7 +3,7 @@
 # stream (report.launch_protocol), what the program that starts them says of a
 # death, and exit codes.  MPICH names the process that was the first to end,
 # which may be one that it has killed itself, while the dead one was writing
-# its core.  The statuses of all ranks, for which it is asked, tell the two
+# its core.  So it is asked for the statuses of all ranks, which tell the two
 # apart unless both were killed; then all that were are named.
 from __future__ import annotations
 
@@ -22,15 +22,19 @@ from ..report.launch_protocol import DONE, RANK, UPDATED
 USAGE = 2
 STDOUT, STDERR = 1, 2
 
-#: What is not shown begins so: messages of ranks, and exit codes.
-_MARKS = os.path.commonprefix([DONE, RANK, UPDATED]), '[mpiexec@'
-_UPDATED = re.compile(f'{re.escape(UPDATED)}(\\d+)$')
-_DONE = re.compile(f'{re.escape(DONE)}$')
-_RANK = re.compile(
-    re.escape(RANK) + r'(?P<name>rank (\d+) of \d+) = PID (\d+) on (.*)$')
+_SAID = re.compile(
+    rf'(?:{UPDATED}(?P<update>\d+)|(?P<done>{DONE})|'
+    rf'{RANK}(?P<name>rank (?P<rank>\d+) of \d+) = PID (?P<process>\d+) on '
+    r'(?P<host>.*))$')
+#: What ranks and MPICH say to the launcher alone, and how it begins.
+_HIDDEN = re.compile(
+    f'(?:{UPDATED}|{DONE}|{RANK}).*\n|'
+    r'\[mpiexec@\S* Exit codes: .*\n(?:\[\S+\] [\d,]+\n)*'.encode())
+_BEGUN = re.compile(
+    rf'(?:{os.path.commonprefix([DONE, RANK, UPDATED])}|\[mpiexec@).*\Z'
+    .encode())
 #: A line for each host, whose ranks follow each other.
-_CODES = re.compile(r'(\[mpiexec@[^\]]*\] Exit codes: |^)\[\S+\] ([\d,]+)$')
-_FIRST = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
+_CODES = re.compile(r'(\[mpiexec@\S* Exit codes: |^)\[\S+\] ([\d,]+)$')
 _DIED = re.compile(
     r'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)|'
     r'process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)')
@@ -43,7 +47,7 @@ _FAILED = re.compile(r'(rank \d+ of \d+) failed, ending all:')
 _FRAME = '  File "'
 #: The line after a traceback's frames.
 _ERROR = re.compile(r'[A-Za-z_][\w.]*(?:: .*)?')
-_LONGEST = 1 << 16      # characters of a line that are looked at
+_LONGEST = 1 << 16      # bytes of a line that are looked at
 
 
 def say(text: str) -> None:
@@ -65,90 +69,51 @@ def show(rest: bytes, stream: int = STDERR) -> None:
 
 
 class Lines:
-    """Reads a stream, and says what of it the user shall see.
+    """Reads a stream by lines, and says what of it the user shall see.
 
     Pieces of lines are handed on at once, as a progress bar never ends its
     line.
-
-    Args:
-        look: Gets each line, of characters for bytes; returns where the part
-            begins that is not shown.
     """
 
-    def __init__(self, look: Callable[[str], int]) -> None:
+    def __init__(self, look: Callable[[str], None]) -> None:
         self._look = look
-        self._line, self._shown = '', 0     # not ended yet; so far
+        self._line = self._held = b''   # not ended yet; not shown yet
 
     def feed(self, piece: bytes) -> bytes:
-        """Takes the next piece of output; returns what is shown of it."""
-        *whole, last = (self._line + piece.decode('latin-1')).split('\n')
-        shown = ''
+        """Takes the next piece of output; returns what is shown now."""
+        *whole, last = (self._line + piece).split(b'\n')
+        self._line = last[-_LONGEST:]
         for line in whole:
-            end = self._look(line)
-            shown += line[self._shown:end] + '\n' * (end == len(line))
-            self._shown = 0
-        end = min(_beginning(last, mark, self._shown) for mark in _MARKS)
-        shown += last[self._shown:end]
-        cut = max(end - _LONGEST, 0)
-        self._line, self._shown = last[cut:], end - cut
-        return shown.encode('latin-1')
-
-
-def _beginning(text: str, mark: str, start: int) -> int:
-    """Where a mark is, or begins at the end; else the text's end."""
-    if (place := text.find(mark, start)) >= 0:
-        return place
-    return next((place for place in range(
-        max(start, len(text) - len(mark) + 1), len(text))
-        if mark.startswith(text[place:])), len(text))
+            self._look(line.decode(errors='replace'))
+        shown = _HIDDEN.sub(b'', self._held + piece)
+        begun = _BEGUN.search(shown)
+        self._held = shown[begun.start():] if begun else b''
+        return shown[:len(shown) - len(self._held)]
 
 
 class JobOutput:
-    """Learns from the lines that one start of a job prints.
-
-    Attributes:
-        updates: The first that was finished and the latest that is known;
-            empty before.
-        done: Ranks in which the script has ended in order.
-        cause: Who died and of what, or why the job stands still, so that it
-            ends; ''.
-        failed: The rank that raised an exception; ''.
-        error: The last line of its traceback; ''.
-    """
+    """Learns from the lines that one start of a job prints."""
 
     def __init__(self) -> None:
+        #: The first that was finished and the latest that is known.
         self.updates: list[int] = []
-        self.done = 0
-        self.cause = self.failed = self.error = ''
+        self.done = 0           # ranks in which the script has ended in order
+        #: Who died and of what, or why the job stands still, so that it ends.
+        self.cause = ''
+        #: The rank that raised an exception, and the end of its traceback.
+        self.failed = self.error = ''
         self._still = ''        # about a job that stands still
         self._is_trace = False  # the error is to come
-        self._first = '', ''    # the process that MPICH saw end first, host
-        # By rank: its name, process and host.
-        self._ranks: dict[int, tuple[str, str, str]] = {}
-        self._codes: list[int] = []     # of all ranks
+        self._ranks: dict[int, re.Match[str]] = {}  # what they said
+        self._codes: list[int] = []                 # of all of them
         self._since = time.monotonic()
 
-    def look(self, line: str) -> int:
-        """Takes a line; returns where the part for the launcher begins."""
-        if found := _UPDATED.search(line):
-            if not self.updates:
-                say(f'trains: update {found[1]} is done, '
-                    f'{time.monotonic() - self._since:.1f} s after the start')
-            self.updates = [*self.updates[:1], int(found[1])]
-        elif found := _DONE.search(line):
-            self.done += 1
-        elif found := _RANK.search(line):
-            self._ranks[int(found[2])] = found['name'], found[3], found[4]
+    def look(self, line: str) -> None:
+        """Takes a line."""
+        if said := _SAID.search(line):
+            self._hear(said)
         elif (found := _CODES.search(line)) and (found[1] or self._codes):
             self._codes += map(int, filter(None, found[2].split(',')))
-        else:
-            self._read(line.encode('latin-1').decode(errors='replace'))
-            return len(line)
-        return found.start()
-
-    def _read(self, line: str) -> None:
-        if found := _FIRST.match(line):
-            self._first = found[1], found[2]
         elif found := _DIED.search(line):
             self._has_died(found[2], int(found[1] or found[3]))
         elif found := _SLURM.match(line):
@@ -157,7 +122,21 @@ class JobOutput:
             self._still = found[1]
         elif _STALL_ENDS in line:
             self._end(self._still)
-        elif found := _FAILED.search(line):
+        else:
+            self._read_trace(line)
+
+    def _hear(self, said: re.Match[str]) -> None:
+        self.done += bool(said['done'])
+        if said['rank']:
+            self._ranks[int(said['rank'])] = said
+        elif said['update']:
+            if not self.updates:
+                say(f'trains: update {said["update"]} is done, '
+                    f'{time.monotonic() - self._since:.1f} s after the start')
+            self.updates = [*self.updates[:1], int(said['update'])]
+
+    def _read_trace(self, line: str) -> None:
+        if found := _FAILED.search(line):
             self.failed = self.failed or found[1]
         # Of several tracebacks the last one counts, as in a chain.
         elif self.failed and line.startswith(_FRAME):
@@ -170,37 +149,31 @@ class JobOutput:
             self.cause = self.cause or cause
 
     def _has_died(self, rank: str | None, number: int) -> None:
-        # As of wait(): 128 says that there is a core.
-        codes = {one: code if (code := self._codes[one]) >= 1 << 8 else
-                 code & 127 for one in self._ranks if one < len(self._codes)}
-        process, _ = self._first
-        same = [one for one, known in self._ranks.items()
-                if known[1] == process]
-        crashed = [one for one, code in codes.items() if 0 < code < 1 << 8
-                   and code not in (signal.SIGTERM, signal.SIGKILL)]
-        exited = [one for one, code in codes.items() if code >= 1 << 8]
-        if exited and not crashed:      # by itself, as by os._exit()
-            if not self.failed:
-                self.failed = self._ranks[exited[0]][0]
-                self.error = f'exit code {codes[exited[0]] >> 8}'
+        # As of wait(): 128 says that there is a core, above is an exit code.
+        codes = {one: code if code >= 1 << 8 else code & 127
+                 for one, code in enumerate(self._codes)}
+        crashed, killed, exited = ([
+            one for one, code in codes.items() if is_so(code)] for is_so in (
+            lambda code: 0 < code < 1 << 8 and code not in (
+                signal.SIGTERM, signal.SIGKILL),
+            lambda code: code == signal.SIGKILL, lambda code: code >= 1 << 8))
+        suspects = [int(rank)] if rank else crashed or exited[:1] or killed
+        if not suspects:
             return
-        suspects = [int(rank)] if rank else (
-            crashed
-            or [one for one, code in codes.items() if code == signal.SIGKILL]
-            # Hydra and the rank may know a host by different names.
-            or [one for one in same if self._ranks[one][1:] == self._first]
-            or same * (len(same) == 1))
-        if suspects:
-            number = codes.get(suspects[0]) or number
-            name, process, host = self._ranks.get(
-                suspects[0], (f'rank {suspects[0]}', '', ''))
-            if suspects[1:]:
-                name = 'one of ranks ' + ', '.join(map(str, sorted(suspects)))
-            elif process:
-                name += f', process {process} on host {host},'
-            self._end(f'{name} was killed by {_name(number)}' + (
-                ' (the system does that when memory is short)'
-                if number == signal.SIGKILL else ''))
+        number, said = codes.get(suspects[0], number), self._ranks.get(
+            suspects[0])
+        name = said['name'] if said else f'rank {suspects[0]}'
+        if number >= 1 << 8:        # by itself, as by os._exit()
+            if not self.failed:
+                self.failed, self.error = name, f'exit code {number >> 8}'
+            return
+        if suspects[1:]:
+            name = 'one of ranks ' + ', '.join(map(str, suspects))
+        elif said:
+            name += f', process {said["process"]} on host {said["host"]},'
+        self._end(f'{name} was killed by {_name(number)}' + (
+            ' (the system does that when memory is short)'
+            if number == signal.SIGKILL else ''))
 
 
 def _name(number: int) -> str:
@@ -227,18 +200,17 @@ def ending_of(output: JobOutput, code: int, has_hosts: bool) -> Ending:
 
     With hosts a code may be that of a network, and no failure of the script.
     """
-    failure = ''
+    cause, failure = output.cause or f'exit code {code}', ''
     if code == 0:
         cause = 'its end, in order'
     elif output.cause:
-        cause = output.cause
+        pass
     elif output.failed:
         cause = f'{output.failed}: {output.error or "an exception"}'
         # The text may name a process or a time.
         failure = (output.error or cause).partition(':')[0]
     elif code < 0:
         cause = f'what starts the ranks was killed by {_name(-code)}'
-    else:
-        cause = f'exit code {code}'
-        failure = cause if code == USAGE or not has_hosts else ''
+    elif code == USAGE or not has_hosts:
+        failure = cause
     return Ending(code, cause, failure, output.updates)

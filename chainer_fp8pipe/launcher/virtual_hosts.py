@@ -7,11 +7,10 @@ runs a command in a rank on each of 4 hosts.  A host is a network namespace
 with a cable to a switch; MPI goes over TCP.  Linux, iproute2 and MPICH are
 needed.
 """
-# A process goes into namespaces of its own (user, network, mount, processes
-# and more), and there does as root would: nothing of the machine is changed.
-# The kernel takes all of it away, processes too, when the first process in
-# them ends.  That is a shell, which collects what others leave behind; the
-# kernel kills it when the process outside ends, in whatever way.
+# A process goes into namespaces of its own, and there does as root would:
+# nothing of the machine is changed.  The kernel takes all of it away, also
+# processes, when the first process in them ends.  That is a shell, which the
+# kernel kills when the process outside ends, in whatever way.
 from __future__ import annotations
 
 import contextlib
@@ -31,7 +30,6 @@ from .hosts import find_starter
 _TOOLS = {'ip': 'iproute2', 'tc': 'iproute2', 'mount': 'mount',
           'setpriv': 'util-linux', 'unshare': 'util-linux'}
 _INSIDE = 'CHAINER_FP8PIPE_VIRTUAL_HOSTS'
-_SPACES = ['--net', '--mount', '--uts', '--ipc', '--pid']
 _FIRST = '''
 mount -t proc proc /proc && mount -t sysfs sysfs /sys &&
 mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /dev/shm &&
@@ -45,10 +43,10 @@ _MOST_HOSTS = 250
 # Bytes that a link passes at once after it was idle, and its longest queue.
 BURST, _LATENCY = 128 << 10, '100ms'
 
-# Reno is the one congestion control that every kernel lets every namespace
-# have.  BBR, the default of some, all but stops each connection for 200 ms
-# every 10 s.  An acknowledgement that is late was waiting for a core here: a
-# probe for a lost tail would be taken for a loss, and narrow the connection.
+# Every kernel lets every namespace have Reno; BBR, the default of some, all
+# but stops each connection for 200 ms every 10 s.  An acknowledgement that is
+# late was waiting for a core here: a probe for a lost tail would be taken for
+# a loss, and narrow the connection.
 _SETTINGS = '''
 set_to() { [ ! -e /proc/sys/net/$1 ] || echo $2 > /proc/sys/net/$1; }
 set_to ipv4/ip_forward 0
@@ -76,7 +74,7 @@ _ENTER_PATH = '/run/enter'
 
 
 class HostsError(ValueError):
-    """There can be no virtual hosts here; the message, a line, says why."""
+    """There can be no virtual hosts here; a line says why."""
 
 
 def missing() -> str:
@@ -88,14 +86,10 @@ def missing() -> str:
 
 
 def enter() -> None:
-    """Goes on in namespaces of this process's own, where hosts can be made.
+    """Goes on in namespaces of this process's own, or raises HostsError.
 
     Call it first: outside, the same command line is run again, inside, and
-    this process ends with its exit code.  Whatever ends it ends everything in
-    them.
-
-    Raises:
-        HostsError: There can be none.
+    this process ends with its exit code.
     """
     if _INSIDE in os.environ:
         return
@@ -111,10 +105,10 @@ def enter() -> None:
     user = ['--user', '--map-root-user'] if os.geteuid() else []
     # A session of its own: Ctrl-C ends it at once, by its kill, in silence.
     process = subprocess.Popen(
-        ['setpriv', '--pdeathsig', 'KILL', 'unshare', *user, *_SPACES,
-         '--fork', '--kill-child', '--', 'sh', '-c', _FIRST, 'sh',
-         sys.executable, *sys.orig_argv[1:]], start_new_session=True,
-        env={**os.environ, 'PATH': path, _INSIDE: '1'})
+        ['setpriv', '--pdeathsig', 'KILL', 'unshare', *user, '--net',
+         '--mount', '--uts', '--ipc', '--pid', '--fork', '--kill-child', '--',
+         'sh', '-c', _FIRST, 'sh', sys.executable, *sys.orig_argv[1:]],
+        start_new_session=True, env={**os.environ, 'PATH': path, _INSIDE: '1'})
     try:
         sys.exit(process.wait())
     finally:
@@ -125,21 +119,13 @@ def enter() -> None:
 class VirtualHosts:
     """Hosts around a switch, each with a cable; call :func:`enter` before.
 
-    Args:
-        hosts: How many: ``node0`` and so on.
-        rate: Of each cable and direction, in bit/s on the wire, Ethernet's
-            headers included.
-        others: Names of more hosts, the last ones, that no cable slows down.
-
-    Attributes:
-        hosts: All names, which are host names, too.
-        rate: As above.
-        interface: The device that a host's address is on.
-
-    Raises:
-        HostsError: They cannot be made.
+    Their names are ``node0`` and so on.  The rate is that of each cable and
+    direction, in bit/s on the wire, Ethernet's headers included.  ``others``
+    are names of more hosts, the last ones, that no cable slows down.  Raises
+    HostsError if they cannot be made.
     """
 
+    #: The device that a host's address is on.
     interface = INTERFACE
 
     def __init__(self, hosts: int, rate: float,
@@ -151,16 +137,15 @@ class VirtualHosts:
                              f'{len(self.hosts)}')
         if _INSIDE not in os.environ:   # it is the machine's own network
             raise HostsError('call enter() first')
-        enter_host, names = Path(_ENTER_PATH), Path('/run/hosts')
-        enter_host.write_text(_ENTER.format(python=shlex.quote(
-            sys.executable)))
-        enter_host.chmod(0o755)
-        names.write_text('127.0.0.1 localhost\n' + ''.join(
+        Path(_ENTER_PATH).write_text(_ENTER.format(
+            python=shlex.quote(sys.executable)))
+        Path(_ENTER_PATH).chmod(0o755)
+        Path('/run/hosts').write_text('127.0.0.1 localhost\n' + ''.join(
             # An address's IPv6 form is asked for, too.
             f'{address} {host}\n::ffff:{address} {host}\n'
             for index, host in enumerate(self.hosts)
             for address in self.addresses(index)))
-        self.call(None, 'mount', '--bind', str(names), '/etc/hosts')
+        self.call(None, 'mount', '--bind', '/run/hosts', '/etc/hosts')
         self.ip(None, [
             f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
             'mcast_snooping 0', f'addr add 10.77.0.254/24 dev {INTERFACE}',
@@ -169,8 +154,7 @@ class VirtualHosts:
             self.ip(None, [
                 f'netns add {host}', f'link add port{index} type veth peer '
                 f'name {INTERFACE} netns {host}',
-                f'link set port{index} master {INTERFACE}',
-                f'link set port{index} up'])
+                f'link set port{index} master {INTERFACE} up'])
             self.ip(host, [f'addr add 10.77.0.{index + 1}/24 dev {INTERFACE}',
                            'link set lo up', f'link set {INTERFACE} up'])
             if index < hosts:
@@ -191,37 +175,26 @@ class VirtualHosts:
         """The IPv4 addresses of a host, by number; its own one first."""
         return [f'10.77.0.{host + 1}']
 
-    def environment(self) -> dict[str, str]:
-        """The environment variables that keep ranks on these cables."""
-        return {'UCX_TLS': 'tcp,self', 'UCX_NET_DEVICES': self.interface,
-                'GLOO_SOCKET_IFNAME': self.interface,
-                'MASTER_ADDR': self.addresses(0)[0], 'MASTER_PORT': '29500'}
-
-    def mpiexec(self, each: int, command: Sequence[str]) -> list[str]:
-        """What runs a command in so many ranks on each host, in order."""
-        starter = find_starter(os.environ)
-        starter.words.extend(['-launcher', 'ssh', '-launcher-exec',
-                              _ENTER_PATH, '-iface', INTERFACE])
-        return starter.command(each * len(self.hosts), command,
-                               dict.fromkeys(self.hosts, each))
-
     def run(self, command: Sequence[str], each: int = 1,
             env: Mapping[str, str] | None = None,
             timeout: float | None = None) -> int:
         """Runs a command in ranks on all hosts; returns the exit code.
 
-        Args:
-            command: What each rank runs, in this working directory.
-            each: Ranks per host; rank r is on host ``r // each``.
-            env: Environment variables besides this process's own.
-            timeout: Seconds, after which all processes in hosts are ended.
-
-        Raises:
-            subprocess.TimeoutExpired: As said.
+        Rank r is on host ``r // each``, with this process's environment and
+        ``env``.  Raises subprocess.TimeoutExpired after so many seconds, when
+        all processes in hosts have been ended.
         """
         process = subprocess.Popen(
-            self.mpiexec(each, command), stdin=subprocess.DEVNULL,
-            env={**os.environ, **self.environment(), **(env or {})})
+            [*find_starter(os.environ).words, '-launcher', 'ssh',
+             '-launcher-exec', _ENTER_PATH, '-iface', INTERFACE, '-hosts',
+             ','.join(f'{host}:{each}' for host in self.hosts), '-n',
+             str(each * len(self.hosts)), *command],
+            stdin=subprocess.DEVNULL, env={
+                **os.environ, 'UCX_TLS': 'tcp,self',
+                'UCX_NET_DEVICES': self.interface,
+                'GLOO_SOCKET_IFNAME': self.interface,
+                'MASTER_ADDR': self.addresses(0)[0], 'MASTER_PORT': '29500',
+                **(env or {})})
         try:
             return process.wait(timeout)
         finally:
@@ -234,11 +207,7 @@ class VirtualHosts:
                         os.kill(int(pid), signal.SIGKILL)
 
     def call(self, host: str | None, *command: str, lines: str = '') -> str:
-        """Runs a tool in a host (None: at the switch); returns its output.
-
-        Raises:
-            HostsError: The tool fails; the message has its output.
-        """
+        """Runs a tool in a host (None: at the switch); returns its output."""
         place = ['ip', 'netns', 'exec', host] if host else []
         done = subprocess.run([*place, *command], input=lines,
                               capture_output=True, text=True)

@@ -88,18 +88,15 @@ def test_a_line_is_divided_between_launcher_and_run(own, of_run):
 
 @pytest.mark.parametrize(('line', 'message'), [
     ('-n 2', 'there is no script'),
-    ('--communicator fp8 -n 2 {}', '-n/--ranks is missing'),
+    ('--communicator fp8 -n 2 {}', 'arguments are required: -n/--ranks'),
     ('-n 0 x', "-n/--ranks: '0' is not 1 or more"),
     ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere: No such'),
-    ('-n 2 --hostfile hosts {}', "'no-such-host.invalid' has no address"),
-    ('{}', '-n/--ranks is missing'),
     ('-n 2 --wait-for-hosts ever {}', "'ever' is no number of seconds"),
 ])
 def test_a_wrong_command_line_is_explained(tmp_path, capsys, monkeypatch,
                                            line, message):
     prepare(tmp_path, [''])
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'hosts').write_text('localhost\nno-such-host.invalid\n')
     words = [word.replace('{}', 'train.py') for word in line.split()]
     with pytest.raises(SystemExit) as exit:
         main(words, environment_for(tmp_path))
@@ -113,26 +110,10 @@ def test_ranks_run_the_script_by_the_command_run(launch, tmp_path):
         '-n', '2', '--snapshots', 'saved', '--communicator', 'fp8'))
     assert code == 0
     assert 'no rank has come to the end of the script' in said
-    assert commands(tmp_path) == [
-        shlex.join(['-print-all-exitcodes', '-n', '2', sys.executable, '-m',
-                    'chainer_fp8pipe', 'run', '--snapshots', 'saved',
-                    '--communicator', 'fp8',
-                    f'{tmp_path}/train.py'])]
-
-
-def test_the_launcher_imports_neither_mpi_nor_chainer():
-    done = run_script(0, '-c', '''
-import sys
-from chainer_fp8pipe.__main__ import main
-try:
-    main(['launch', '--help'])
-finally:
-    assert not {'mpi4py', 'chainer'} & set(sys.modules)
-''')
-    assert done.returncode == 0, done.stderr
-    for word in ('--hostfile', '--restarts', '--snapshots', '--every',
-                 'SIGTERM', 'pauses'):
-        assert word in done.stdout
+    assert commands(tmp_path) == [shlex.join([
+        '-print-all-exitcodes', '-n', '2', sys.executable, '-m',
+        'chainer_fp8pipe', 'run', '--snapshots', 'saved', '--communicator',
+        'fp8', f'{tmp_path}/train.py'])]
 
 
 # --- starting again ----------------------------------------------------------
@@ -156,16 +137,6 @@ open('ended', 'a').write(os.environ[{ENDED!r}] + '\\n')
         [], [KILLED], [KILLED, 'exit code 9']]
 
 
-@pytest.mark.parametrize('script', [RAISES, RAISES_LATER])
-def test_the_same_exception_again_is_the_end_whatever_its_text(
-        launch, tmp_path, script):
-    code, said = launch(script)
-    assert code == 1
-    assert len(commands(tmp_path)) == 3
-    assert 'gives up: 3 starts in a row have failed in the' in said
-    assert said.count("s  rank 1 of 2: KeyError: 'process ") == 3
-
-
 LATER = [f'import sys; sys.stderr.write("{UPDATED}{update}\\n"); '
          'sys.exit(9)' for update in (1, 5, 9)]
 
@@ -174,6 +145,10 @@ LATER = [f'import sys; sys.stderr.write("{UPDATED}{update}\\n"); '
     # Restarts without progress; to go on at a later update is some.
     ([WITNESSED + DIES], 3, 9, 3, ['starts again in 1 s', f's  {KILLED}']),
     ([*LATER, ''], 2, 0, 4, ['trains: update 9 is done']),
+    # The same exception again is the end, whatever its text.
+    ([RAISES], 20, 1, 3, ['3 starts in a row have failed in the',
+                          "s  rank 1 of 2: KeyError: 'process "]),
+    ([RAISES_LATER], 20, 1, 3, ['3 starts in a row have failed in the']),
     # A command line that ranks refuse is not tried again.
     (['raise SystemExit(2)'], 20, 2, 1, ['is refused']),
 ])
@@ -199,13 +174,6 @@ sys.stderr.write(2 * "{DONE}\\n")
 sys.stderr.flush()
 time.sleep(1000)
 '''], ''),
-    # A job may close its output, and is waited for in peace.
-    (['''
-import os, time
-os.close(2)
-time.sleep(1)
-raise SystemExit(0)
-'''], ''),
 ])
 def test_what_hangs_after_ranks_have_ended_is_ended(
         launch, monkeypatch, scripts, words):
@@ -220,9 +188,9 @@ def test_what_hangs_after_ranks_have_ended_is_ended(
 # --- hosts -------------------------------------------------------------------
 
 @pytest.mark.parametrize(('comes_back', 'seconds', 'code', 'words'), [
-    (False, '1', 1, 'gives up: too few hosts'),
-    (True, '100', 0, 'start 1: 4 ranks by MPICH on localhost, 127.0.0.1\n')])
-def test_a_job_starts_as_soon_as_enough_hosts_answer(
+    (False, '1', 1, 'gives up: hosts have not answered'),
+    (True, '100', 0, 'start 1: 4 ranks by MPICH\n')])
+def test_a_job_starts_as_soon_as_all_hosts_answer(
         launch, tmp_path, monkeypatch, comes_back, seconds, code, words):
     (tmp_path / 'hosts').write_text('localhost:2\n127.0.0.1:2\n')
     asked = []
@@ -242,7 +210,10 @@ def test_a_job_starts_as_soon_as_enough_hosts_answer(
 # --- signals -----------------------------------------------------------------
 
 LISTENS = '''
-import signal, time
+import os, signal, subprocess, time
+before = [signal.getsignal(number) for number in (2, 15)]
+child = subprocess.Popen(['sleep', '1000'], start_new_session=True)
+open('child', 'w').write(str(child.pid))
 def note(number, frame):
     with open('signals', 'a') as file:
         file.write(f'{number} ')
@@ -250,23 +221,39 @@ for number in signal.SIGINT, signal.SIGTERM:
     signal.signal(number, note)
 open('ready', 'w').close()
 while not STOP:
-    time.sleep(0.01)
+    WAIT
+assert before == [signal.default_int_handler, 0], before
+raise SystemExit(9)
 '''
 
 
-def started(tmp_path, script, head='', inherits=lambda: None):
+@pytest.fixture
+def started(tmp_path):
     """A launcher whose job listens to signals."""
-    prepare(tmp_path, [script])
-    process = start_script(0, '-c', f'''
-import signal, sys
+    processes = []
+
+    def started(stop='False', wait='time.sleep(0.01)', head='',
+                inherits=lambda: None):
+        prepare(tmp_path, [LISTENS.replace('STOP', stop).replace(
+            'WAIT', wait)])
+        process = start_script(0, '-c', f'''
+import sys
 from chainer_fp8pipe.launcher import attempt
 from chainer_fp8pipe.launcher.launch_command import main
 {head}
 sys.exit(main(sys.argv[1:]))
 ''', '-n', '2', tmp_path / 'train.py', env=environment_for(tmp_path),
-        stdout=None, preexec_fn=lambda: (end_with_parent(), inherits()))
-    assert eventually((tmp_path / 'starts' / 'ready').exists)
-    return process
+            stdout=None, preexec_fn=lambda: (end_with_parent(), inherits()))
+        processes.append(process)
+        assert eventually((tmp_path / 'starts' / 'ready').exists)
+        return process
+    yield started
+    for process in processes:       # nothing of the job is left
+        assert process.poll() is not None
+    child = int((tmp_path / 'starts' / 'child').read_text())
+    with contextlib.suppress(OSError):      # or it is not waited for
+        assert LAUNCHED.encode() not in Path(
+            f'/proc/{child}/environ').read_bytes()
 
 
 BOTH = signal.SIGINT, signal.SIGTERM
@@ -280,18 +267,10 @@ def ignore():
 
 @pytest.mark.parametrize(('number', 'inherits'), [
     (signal.SIGTERM, lambda: None), (signal.SIGINT, ignore),
-    (signal.SIGTERM, ignore), (signal.SIGINT, lambda: signal.pthread_sigmask(
-        signal.SIG_BLOCK, BOTH))])
+    (signal.SIGINT, lambda: signal.pthread_sigmask(signal.SIG_BLOCK, BOTH))])
 def test_a_signal_is_handed_on_once_and_ends_the_launcher(
-        tmp_path, number, inherits):
-    launcher = started(tmp_path, '''
-import signal
-before = [signal.getsignal(number) for number in (2, 15)]
-''' + LISTENS.replace(
-        'STOP', '__import__("os").path.exists("signals")') + '''
-assert before == [signal.default_int_handler, 0], before
-raise SystemExit(9)
-''', inherits=inherits)
+        tmp_path, started, number, inherits):
+    launcher = started('os.path.exists("signals")', inherits=inherits)
     launcher.send_signal(number)
     said = launcher.communicate(timeout=300)[1]
     assert launcher.returncode == 128 + number, said
@@ -301,34 +280,27 @@ raise SystemExit(9)
     assert len(commands(tmp_path)) == 1
 
 
-@pytest.mark.parametrize('number', BOTH)
-def test_a_job_that_does_not_heed_a_signal_is_killed(tmp_path, number):
-    launcher = started(tmp_path, '''
-import signal, time
-for number in signal.SIGINT, signal.SIGTERM:
-    signal.signal(number, signal.SIG_IGN)
-open('ready', 'w').close()
-time.sleep(1000)
-''', '''
-attempt._GRACE = 0.1
-''')
-    launcher.send_signal(number)
-    launcher.communicate(timeout=300)
-    assert launcher.returncode == 128 + number
-
-
-def test_a_signal_is_heeded_while_the_terminal_takes_no_output(tmp_path):
-    launcher = started(tmp_path, LISTENS.replace('STOP', 'False').replace(
-        '    time.sleep(0.01)', '''    os.write(2, line)''').replace(
-        'import', 'import os,').replace(
-        "open('ready'", "line = b'x' * 9999 + b'\\n'\nopen('ready'"))
-    time.sleep(0.5)             # all pipes are full by now, or will be
-    launcher.send_signal(signal.SIGINT)
+def test_a_job_that_does_not_heed_a_signal_is_killed(started):
+    launcher = started(head='attempt._GRACE = 0.1')
     launcher.send_signal(signal.SIGTERM)
-    # Without reading its output.
-    assert eventually(lambda: not job_of(launcher), 300)
     launcher.communicate(timeout=300)
     assert launcher.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize('wait', [
+    'time.sleep(0.01)', 'os.write(2, b"x" * 9999)'])
+def test_a_second_signal_ends_everything(tmp_path, started, wait):
+    """Also while the terminal takes no output."""
+    launcher = started(wait=wait)
+    time.sleep(0.5)             # pipes are full by now, or will be
+    launcher.send_signal(signal.SIGTERM)
+    assert eventually((tmp_path / 'starts' / 'signals').exists)
+    launcher.send_signal(signal.SIGINT)
+    # Before its output is read.
+    assert eventually(lambda: not job_of(launcher), 300)
+    launcher.communicate(timeout=300)
+    assert launcher.returncode == 128 + signal.SIGINT
+    assert (tmp_path / 'starts' / 'signals').read_text() == '15 '
 
 
 def job_of(launcher):
@@ -350,21 +322,3 @@ def test_exit_codes_are_known_where_the_ends_of_children_are_ignored(
     assert done.returncode == 0
     assert 'start 1 has ended after' in done.stderr
     assert len(commands(tmp_path)) == 2
-
-
-def test_a_second_signal_ends_everything(tmp_path):
-    launcher = started(tmp_path, '''
-import subprocess
-child = subprocess.Popen(['sleep', '1000'], start_new_session=True)
-open('child', 'w').write(str(child.pid))
-''' + LISTENS.replace('STOP', 'False'))
-    launcher.send_signal(signal.SIGTERM)
-    assert eventually((tmp_path / 'starts' / 'signals').exists)
-    launcher.send_signal(signal.SIGINT)
-    launcher.communicate(timeout=300)
-    assert launcher.returncode == 128 + signal.SIGINT
-    child = int((tmp_path / 'starts' / 'child').read_text())
-    with contextlib.suppress(OSError):      # or it is not waited for
-        assert LAUNCHED.encode() not in Path(
-            f'/proc/{child}/environ').read_bytes()
-    assert (tmp_path / 'starts' / 'signals').read_text() == '15 '

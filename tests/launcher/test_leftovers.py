@@ -59,24 +59,11 @@ def test_all_processes_of_a_job_end_in_whatever_sessions_they_are(mark):
     assert other.poll() is None
     kill_rest(f'{mark}x', 0)
     assert other.wait() == -signal.SIGKILL
-
-
-def test_what_ends_by_itself_in_time_is_not_killed(mark):
+    # What ends by itself in time is not killed.
     process = start(mark, 'import time; print("ready", flush=True); '
                     'time.sleep(0.3)')
     kill_rest(mark, 60)
     assert process.wait() == 0
-
-
-def test_what_cannot_be_killed_is_left_to_the_system(mark, monkeypatch):
-    process = start(mark)
-    with monkeypatch.context() as patch:
-        patch.setattr(attempt, '_KILLED', 0.1)
-        patch.setattr(attempt.os, 'kill', lambda pid, number: None)
-        kill_rest(mark, 0)
-    assert process.pid in marked(mark)
-    kill_rest(mark, 0)
-    process.wait()
 
 
 def test_only_memory_that_is_new_and_unused_is_removed(tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ import time
 
 from chainer_fp8pipe.launcher.attempt import marked
 from chainer_fp8pipe.report.launch_protocol import LAUNCHED
-from chainer_fp8pipe.training.snapshots.file import manifest_of, read
 
 import pytest
 
@@ -27,7 +26,6 @@ SCRIPT = '''
 import time
 def after_update(trainer):
     time.sleep(0.01)
-HEAD
 import chainer, chainermn, numpy
 import chainer.functions as F, chainer.links as L
 from chainer import training
@@ -51,50 +49,17 @@ if comm.rank == 0:
 '''
 
 
-#: In a script: its second snapshot and those that follow get no further than
-#: their first member while there is a file ``hold``, nor updates further than
-#: the 20th.  A rank raises between two updates: in the middle of one, the
-#: exchange would have all ranks raise.
-HELD = '''
-import contextlib, glob, os, signal, time
-from chainer_fp8pipe.training.snapshots import file as snapshot_file
-from mpi4py import MPI
-signals = []
-def after_update(trainer):
-    time.sleep(0.01)
-    while trainer.updater.iteration > 20 and os.path.exists('hold') and (
-            not signals):
-        time.sleep(0.01)
-    if signals:
-        raise RuntimeError('a rank that raises')
-@contextlib.contextmanager
-def held(*given, written_whole=snapshot_file.written_whole):
-    with written_whole(*given) as file:
-        yield file
-        while os.path.exists('hold') and len(glob.glob(
-                'saved/snapshot_iter_7.ranks/rank?of2.npz')) == 2:
-            time.sleep(0.01)
-snapshot_file.written_whole = held
-signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
-if MPI.COMM_WORLD.rank == 0 and os.path.exists('saved'):
-    names = sorted(name for name in os.listdir('saved')
-                   if glob.glob(f'saved/{name}/*.npz'))
-    # At once: other ranks write, too.
-    os.write(1, ('found ' + ' '.join(names) + chr(10)).encode())
-'''
-
-
 class Launched:
     """A launcher with two real ranks, and all processes that come of it."""
 
-    def __init__(self, folder, updates, head='', every='7 iterations'):
+    def __init__(self, folder, updates):
         (folder / 'train.py').write_text(
-            SCRIPT.replace('UPDATES', str(updates)).replace('HEAD', head))
+            SCRIPT.replace('UPDATES', str(updates)))
         self.folder, self.output = folder, folder / 'output'
         with open(self.output, 'w') as output:
             self.process = subprocess.Popen(
                 [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
-                 '--snapshots', 'saved', '--every', every,
+                 '--snapshots', 'saved', '--every', '7 iterations',
                  '--communicator', 'fp8', '--warmup', '5', 'train.py'],
                 env={**environment(), 'MPIEXEC': shlex.join(mpiexec(2)[:-2])},
                 cwd=folder, stdout=output, stderr=subprocess.STDOUT,
@@ -108,14 +73,6 @@ class Launched:
         assert eventually(
             lambda: self.process.poll() is not None
             or self.said().count(text) >= times, 300), self.said()
-
-    def wait_until_it_saves(self):
-        """Waits until a snapshot is whole and another is being written."""
-        assert eventually(
-            lambda: len([*self.folder.glob(
-                'saved/snapshot_iter_7.ranks/rank?of2.npz')]) == 2
-            and any(self.folder.glob('saved/*/*.partial')),
-            300), self.said()
 
     def ranks(self):
         """The processes of ranks, in their order."""
@@ -153,8 +110,8 @@ def weights(said):
 def launched(tmp_path):
     jobs = []
 
-    def launched(updates=30, **options):
-        jobs.append(Launched(tmp_path, updates, **options))
+    def launched(updates=30):
+        jobs.append(Launched(tmp_path, updates))
         return jobs[-1]
     yield launched
     for job in jobs:
@@ -194,55 +151,3 @@ def test_nothing_is_left_of_the_job_of_a_launcher_that_is_killed(launched):
     job.process.kill()
     job.process.wait()
     assert eventually(lambda: not marked(mark), 300)
-
-
-def check_older(job):
-    """That the snapshot before the one that was being written is whole."""
-    for rank in range(2):
-        manifest = manifest_of(str(
-            job.folder / f'saved/snapshot_iter_7.ranks/rank{rank}of2.npz'))
-        read(manifest, manifest.digests)
-
-
-def test_ranks_that_end_while_a_snapshot_is_written_take_no_older_one(
-        launched, undisturbed):
-    """And leave no part of the new one."""
-    job = launched(head=HELD)
-    (job.folder / 'hold').touch()
-    endings = [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGUSR1),
-               (1, signal.SIGUSR1)]
-    for number, (rank, how) in enumerate(endings, 1):
-        job.wait_for('trains: update', number)
-        job.wait_until_it_saves()
-        os.kill(job.ranks()[rank], how)
-        job.wait_for(f'start {number} has ended')
-        check_older(job)
-    (job.folder / 'hold').unlink()
-    assert job.process.wait(300) == 0, job.said()
-    # What mpiexec says of ends may stand before it.
-    found = re.findall('found (snapshot.*)$', job.said(), re.MULTILINE)
-    assert found == ['snapshot_iter_7.ranks'] * len(endings), job.said()
-    assert weights(job.said()) == undisturbed
-    assert {path.name for path in (job.folder / 'saved').iterdir()} == {
-        'trainers.json', 'snapshot_iter_28.ranks', 'snapshot_iter_30.ranks'}
-
-
-@pytest.mark.slow
-def test_a_launcher_killed_while_a_snapshot_is_written_goes_on_from_the_older(
-        launched, undisturbed):
-    job = launched(head=HELD)
-    (job.folder / 'hold').touch()
-    job.wait_for('trains: update')
-    job.wait_until_it_saves()
-    mark = job.mark()
-    job.process.kill()
-    job.process.wait()
-    assert eventually(lambda: not marked(mark))
-    check_older(job)
-    assert [*job.folder.glob('saved/*/*.partial')]
-    again = launched(every='100 iterations')
-    assert again.process.wait(300) == 0, again.said()
-    assert 'trains: update 8 is done' in again.said()
-    assert weights(again.said()) == undisturbed
-    assert {path.name for path in (job.folder / 'saved').iterdir()} == {
-        'trainers.json', 'snapshot_iter_7.ranks', 'snapshot_iter_30.ranks'}

@@ -7,13 +7,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 from chainer_fp8pipe.launcher import virtual_hosts
 
 import pytest
 
-from benchmarks import network
 from tests.images.processes import eventually
 from tests.ranks import environment, run_script
 
@@ -27,16 +25,6 @@ from mpi4py import MPI
 print(f'{MPI.COMM_WORLD.rank} {MPI.Get_processor_name()} '
       f'{socket.gethostname()}\\n', end='', flush=True)
 ''']
-_SENDS = f'''
-import sys
-import numpy
-from mpi4py import MPI
-comm, (source, to) = MPI.COMM_WORLD, map(int, sys.argv[1:])
-if comm.rank == source:
-    comm.Send(numpy.ones({_MIB}, numpy.uint8), to)
-elif comm.rank == to:
-    comm.Recv(numpy.empty({_MIB}, numpy.uint8), source)
-'''
 _EXCHANGES = f'''
 from mpi4py import MPI
 from chainer_fp8pipe import create_communicator
@@ -70,16 +58,13 @@ def sent(network, each, *command):
             for name, count in so_far().items()}}
 
 with Star(2, 200e6, switch=True) as star:
-    said['between'] = sent(star, 2, {_SENDS!r}, '0', '2')
-    said['inside'] = sent(star, 2, {_SENDS!r}, '0', '1')
-    said['exchange'] = sent(star, 1, {_EXCHANGES!r})
-    said['about'] = star.describe()
+    said['sent'] = sent(star, 1, {_EXCHANGES!r})
     # Where other programs need the cores less gets through, or more, as what
     # has waited in a socket is read at once.  A wrong rate is always wrong.
     said['rates'] = [star.rates(0.5) for _ in range(3)]
-    said['settings'] = [star.call(host, 'cat', '/proc/sys/net/ipv4/' + name)
-                        for host in ('node0', 'switch', None) for name in (
-        'tcp_congestion_control', 'tcp_early_retrans')]
+    said['control'] = [star.call(
+        host, 'cat', '/proc/sys/net/ipv4/tcp_congestion_control')
+        for host in ('node0', 'switch', None)]
     try:
         # In a session of its own it does not notice the end of mpiexec.
         star.run(['setsid', '--fork', '--wait', 'sleep', '1000'], timeout=1)
@@ -133,48 +118,16 @@ def test_a_job_leaves_no_message_behind(possible):
     assert 'was not matched' not in done.stdout + done.stderr
 
 
-def test_messages_between_hosts_pass_the_links(measured):
-    sent = measured['between']
-    assert _MIB < sent['node0/eth0'] < 1.3 * _MIB
-    assert sent['node1/eth0'] < 0.3 * _MIB
-    assert sent['switch/eth0'] < 0.3 * _MIB
-
-
-def test_gradients_pass_the_links_too(measured):
-    """Ranks of a node exchange them in memory that they find in /proc."""
+def test_links_carry_messages_at_their_rate_and_leave_nothing(measured):
+    # Ranks of a node exchange gradients in memory that they find in /proc.
     for host in 'node0', 'node1', 'switch':
-        assert 4 / 3 * _MIB < measured['exchange'][f'{host}/eth0'] < 2 * _MIB
-
-
-def test_messages_inside_a_host_go_through_memory(measured):
-    assert max(measured['inside'].values()) < 0.3 * _MIB
-
-
-def test_payload_is_what_a_link_carries_less_headers(measured):
-    assert '2 hosts and one in the switch, every link 200 Mbit' in (
-        measured['about'])
+        assert 4 / 3 * _MIB < measured['sent'][f'{host}/eth0'] < 2 * _MIB
+    # Payload is what a link carries, less headers.
     for of_one in zip(*measured['rates'], strict=True):
         assert any(0.85 * 200e6 < rate < 200e6 for rate in of_one)
-
-
-def test_congestion_control_does_not_depend_on_the_system(measured):
-    assert measured['settings'] == 3 * ['reno\n', '0\n']
-
-
-def test_a_command_that_takes_too_long_is_ended_in_all_hosts(measured):
-    assert measured['ended']
-
-
-@pytest.mark.parametrize(('arrivals', 'rate'), [
-    ([0.5, 1.0, 1.5, 1.75, 9.0], 8 * 20 / 0.75),    # bits over seconds
-    ([0.5, 9.0], 0), ([9.0], 0)])
-def test_a_probe_counts_between_the_first_and_the_last_in_its_time(
-        monkeypatch, arrivals, rate):
-    """And finds none if it had the core too late for that."""
-    monkeypatch.setattr(network, 'time', SimpleNamespace(
-        perf_counter=iter(arrivals).__next__))
-    connection = SimpleNamespace(recv_into=lambda buffer: 10)
-    assert network.receive(connection, 1.0, 2.0) == pytest.approx(rate)
+    # Congestion control does not depend on the system.
+    assert measured['control'] == 3 * ['reno\n']
+    assert measured['ended']        # of the command that took too long
 
 
 @pytest.mark.parametrize(('number', 'code'), [
@@ -206,29 +159,21 @@ def test_nothing_is_left_after_a_signal(possible, tmp_path, number, code):
     assert eventually(lambda: not left(), 300)
 
 
-@pytest.mark.parametrize(('lacking', 'package'), [
-    ('ip', 'iproute2'), ('unshare', 'util-linux')])
-def test_without_a_tool_one_line_names_its_package(
-        monkeypatch, lacking, package):
+def test_without_a_tool_one_line_names_its_package(monkeypatch):
     monkeypatch.setattr(
         virtual_hosts.shutil, 'which',
-        lambda tool, path: None if tool == lacking else f'/bin/{tool}')
+        lambda tool, path: None if tool == 'ip' else f'/bin/{tool}')
     with pytest.raises(virtual_hosts.HostsError, match=re.escape(
-            f'virtual hosts need {lacking} ({package})')):
+            'virtual hosts need ip (iproute2)')):
         virtual_hosts.enter()
 
 
-@pytest.mark.parametrize('says', [
-    'unshare: unshare failed: Operation not permitted',
-    'Error: Specified qdisc kind is unknown.'])
-def test_where_the_kernel_refuses_one_line_says_so(possible, tmp_path, says):
-    tool = tmp_path / 'unshare'
+def test_where_the_kernel_refuses_one_line_says_so(possible, tmp_path):
+    tool, says = tmp_path / 'unshare', 'unshare failed: not permitted'
     tool.write_text(f'#!/bin/sh\necho "{says}" >&2\nexit 1\n')
     tool.chmod(0o755)
     done = _run('--', 'true', PATH=f'{tmp_path}:{os.environ["PATH"]}')
-    assert (done.returncode, done.stdout) == (1, '')
-    assert done.stderr.count('\n') == 1
-    assert says in done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (1, '', f'{says}\n')
 
 
 def test_the_network_of_this_machine_is_left_alone():
@@ -241,15 +186,8 @@ def test_the_network_of_this_machine_is_left_alone():
     (['--rate', '100mbt', '--', 'true'], "'100mbt' is no rate"),
     (['--rate', '100', '--', 'true'], 'write it with a unit'),
     (['--hosts', '1', '--', 'true'], 'there can be 2 to 250 hosts, not 1'),
-    ([], 'COMMAND is missing')])
+    ([], 'arguments are required: COMMAND')])
 def test_a_wrong_argument_is_refused(possible, arguments, said):
     done = _run(*arguments)
     assert done.returncode in (1, 2)
     assert said in done.stderr
-
-
-def test_bench_measures_on_virtual_hosts(possible):
-    done = _run('--hosts', '2', '--', sys.executable, '-m', 'chainer_fp8pipe',
-                'bench', 'allreduce', '--sizes', '1k', '--repeats', '1',
-                '--codecs', 'fp8', '--algorithms', 'ring')
-    assert '2 ranks, number of hosts: 2' in done.stdout, done.stderr
