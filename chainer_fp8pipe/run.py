@@ -2,14 +2,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from typing import Any
 
-import chainer
 from mpi4py import MPI
 
 from .command_line import as_type, count, parse_interval
@@ -22,14 +19,11 @@ from .communicators.options import (
     parse_option,
 )
 from .compat.numpy_for_cupy import stand_in
-from .intercept.training_objects import Originals
 from .mpi.agreement import of_first_rank
-from .mpi.finalizing import before_finalize
-from .mpi.waiting import wait_until
 from .pipeline.schedules import SCHEDULES
-from .planner.job_plan import JobPlan, shapes_of
-from .report.launch_protocol import DONE, is_launched, tell
-from .report.quantities import parse_bytes
+from .planner.job_plan import JobPlan
+from .report.launch_protocol import is_launched
+from .report.quantities import counted, parse_bytes
 from .training.unmodified.averaging import RankAware
 from .training.unmodified.job import Options, PipelineJob
 from .training.unmodified.launch import (
@@ -130,51 +124,46 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
     Raises:
         ValueError: Options do not go together, or with these ranks; on all.
     """
-    if options.snapshots is None and options.every is not None:
-        raise ValueError('--every is an option of --snapshots DIR')
-    jobs = (_as_given if options.plan is None else _as_planned)(options)
-    comm = options.comm = (MPI.COMM_SELF if isinstance(jobs[0], _OneProcess)
-                           else MPI.COMM_WORLD)     # which run the script
-    for name in 'snapshots', 'report':
-        _check_writable(f'--{name}', getattr(options, name))
-    if options.snapshots or options.report or is_launched():
-        from .training.unmodified.additions import Additions
-        jobs.insert(0, Additions(
-            comm, options.snapshots, options.every or parse_interval('5m'),
-            options.report))
-    return jobs
+    for needed, names in (('snapshots DIR', ['every']), ('pipeline N', [
+            'micro_batches', 'memory', 'schedule'])):
+        for name in names:
+            if getattr(options, name) is not None and getattr(
+                    options, needed.split()[0]) is None:
+                raise ValueError(f'--{name.replace("_", "-")} is an option of '
+                                 f'--{needed}')
+    comm = MPI.COMM_WORLD
+    job = (_as_given if options.plan is None else _as_planned)(comm, options)
+    refuse_together(comm, lambda: _check_writable(options), ValueError)
+    if not (options.snapshots or options.report or is_launched()):
+        return [job]
+    from .training.unmodified.additions import Additions
+    return [Additions(comm, options.snapshots, options.every
+                      or parse_interval('5m'), options.report), job]
 
 
 def _run(options: argparse.Namespace, jobs: list[Any]) -> None:
     if options.cpu:
         stand_in()
-    comm = options.comm
-    if comm.size < MPI.COMM_WORLD.size:     # who waits takes no core
-        before_finalize(lambda: wait_until(MPI.COMM_WORLD.Ibarrier().Test))
-        if MPI.COMM_WORLD.rank:
-            tell(DONE)
-            return
-    launch(options.script, options.arguments, 'run', *jobs, comm=comm)
+    launch(options.script, options.arguments, 'run', *jobs)
 
 
-def _check_writable(option: str, directory: str | None) -> None:
-    def check() -> None:
+def _check_writable(options: argparse.Namespace) -> None:
+    for name in 'snapshots', 'report':
+        directory = getattr(options, name)
         try:
             if directory is not None and MPI.COMM_WORLD.rank == 0:
                 os.makedirs(directory, exist_ok=True)
                 tempfile.TemporaryFile(dir=directory).close()
         except OSError as error:
             raise ValueError(
-                f'{option} {directory}: {error.strerror}') from error
-    refuse_together(MPI.COMM_WORLD, check, ValueError)
+                f'--{name} {directory}: {error.strerror}') from error
 
 
 # --- with options of its own ------------------------------------------------
 
-def _as_given(options: argparse.Namespace) -> list[Any]:
+def _as_given(comm: MPI.Comm, options: argparse.Namespace) -> Any:
     """What the options of the command line say, but for ``--plan``."""
     given, name = _communicator_options(options), options.communicator
-    pipeline, comm = _pipeline_options(options, given), MPI.COMM_WORLD
 
     def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
                **kwargs: Any) -> Any:
@@ -189,10 +178,21 @@ def _as_given(options: argparse.Namespace) -> list[Any]:
                   f'{communicator_name!r}', file=sys.stderr)
         with refusing():
             return create_communicator(wanted, mpi_comm, **kwargs)
-    if pipeline is None:
-        return [RankAware(comm, options.script, create)]
-    return [PipelineJob(comm, pipeline, lambda replicas: create_communicator(
-        name or 'float32', replicas, **given), create)]
+    if options.pipeline is None:
+        return RankAware(comm, options.script, create)
+    if comm.size % options.pipeline:
+        raise ValueError(
+            f'--pipeline {options.pipeline} does not divide the '
+            f'{counted(comm.size, "rank")} that mpiexec has started')
+    if comm.size == options.pipeline > 1 and (name or given):
+        raise ValueError(
+            f'--pipeline {comm.size} makes one replica of the {comm.size} '
+            'ranks, whose gradients no communicator averages; leave options '
+            f'of communicators out, or start {2 * comm.size} ranks')
+    return PipelineJob(comm, Options(
+        options.pipeline, options.micro_batches or 4, options.memory,
+        options.schedule or '1f1b'), lambda replicas: create_communicator(
+            name or 'float32', replicas, **given), create)
 
 
 def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -209,29 +209,6 @@ def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
     return parsed
 
 
-def _pipeline_options(options: argparse.Namespace, given: dict[str, Any]
-                      ) -> Options | None:
-    """How to divide a model; None: not at all."""
-    if options.pipeline is None:
-        for name in 'micro_batches', 'memory', 'schedule':
-            if getattr(options, name) is not None:
-                raise ValueError(f'--{name.replace("_", "-")} is an option '
-                                 'of --pipeline N')
-        return None
-    ranks = MPI.COMM_WORLD.size
-    if ranks % options.pipeline:
-        raise ValueError(
-            f'--pipeline {options.pipeline} does not divide the {ranks} '
-            f'{"ranks" if ranks > 1 else "rank"} that mpiexec has started')
-    if ranks == options.pipeline > 1 and (options.communicator or given):
-        raise ValueError(
-            f'--pipeline {ranks} makes one replica of the {ranks} ranks, '
-            'whose gradients no communicator averages; leave options of '
-            f'communicators out, or start {2 * ranks} ranks')
-    return Options(options.pipeline, options.micro_batches or 4,
-                   options.memory, options.schedule or '1f1b')
-
-
 # --- as planned -------------------------------------------------------------
 
 #: Options that go with a plan, and what is none.
@@ -239,9 +216,9 @@ _BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'report',
            'cpu', 'call', 'parser'}
 
 
-def _as_planned(options: argparse.Namespace) -> list[Any]:
+def _as_planned(comm: MPI.Comm, options: argparse.Namespace) -> Any:
     """What a plan says; call it on all ranks."""
-    comm, file = MPI.COMM_WORLD, options.plan
+    file = options.plan
     for name, value in vars(options).items():
         if name not in _BESIDE and value is not None:
             raise ValueError(
@@ -251,8 +228,10 @@ def _as_planned(options: argparse.Namespace) -> list[Any]:
 
     def read() -> JobPlan:
         found = JobPlan.load(file)
-        if problem := found.problem(found.model, comm.size):
-            raise ValueError(f'{file}: {problem}')
+        if (ranks := found.choice.ranks) != comm.size:
+            raise ValueError(
+                f'{file}: {found.choice} is for {counted(ranks, "rank")}, not '
+                f'{comm.size}; start so many, or make a plan for {comm.size}')
         return found
     plan = of_first_rank(comm, read)
     choice = plan.choice
@@ -267,46 +246,15 @@ def _as_planned(options: argparse.Namespace) -> list[Any]:
     def create(communicator_name: str = '', mpi_comm: Any = None,
                **options: Any) -> Any:
         ranks = comm if mpi_comm is None else mpi_comm
-        if (not plan.communicates or choice.cut or choice.ranks < comm.size
+        if (not plan.communicates or choice.cut
                 or ranks.size != comm.size):
             raise Refusal(
                 f'{file} has {choice}, and is of a script that creates no '
                 f'communicator of {ranks.size} of {comm.size} ranks; make a '
                 'plan of this script, or give --communicator')
         return communicator(ranks)
-    job: Any = (
-        _OneProcess(create) if choice.ranks < comm.size else
+    return (
         RankAware(comm, options.script, create) if plan.communicates else
         PipelineJob(comm, Options(
             choice.stages, choice.micro_batches, schedule=choice.cut.schedule
             if choice.cut else '1f1b', cut=choice.cut), communicator, create))
-    return [job, _OfModel(plan, file, job)]
-
-
-class _OfModel(Originals):
-    """Refuses models that a plan is not for, before the job has them."""
-
-    def __init__(self, plan: JobPlan, file: str, job: Any) -> None:
-        self._plan, self._file = plan, file
-        self.block, self.create = job.block, job.create
-
-    def make_updater(self, original: Callable, updater: Any, *args: Any,
-                     **kwargs: Any) -> None:
-        """Refuses another model than the plan's."""
-        given: Any = args[1] if len(args) > 1 else kwargs.get('optimizer')
-        for one in given.values() if isinstance(given, Mapping) else [given]:
-            # Not together: a script may have models on some ranks only.
-            if isinstance(getattr(one, 'target', None), chainer.Link) and (
-                    problem := self._plan.problem(
-                        shapes_of(one.target), None)):
-                raise Refusal(f'{self._file}: {problem}')
-        original(updater, *args, **kwargs)
-
-
-class _OneProcess(Originals):
-    """Rank 0 runs the script as it is, and the others wait for it."""
-
-    block = contextlib.nullcontext
-
-    def __init__(self, create: Callable[..., Any]) -> None:
-        self.create = create

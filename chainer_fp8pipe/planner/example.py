@@ -10,13 +10,9 @@ from ..training.unmodified.dividing import Divided
 
 
 class Example:
-    """A batch, whole or its first samples.
+    """A batch as a converter gives it, whole or its first samples.
 
-    Args:
-        batch: Arrays as a converter gives them: one, a tuple or a dictionary.
-
-    Raises:
-        ValueError: Not all arrays have equally many samples.
+    Raises ValueError if not all its arrays have equally many.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -32,12 +28,10 @@ class Example:
 
     def of(self, samples: int) -> Any:
         """A batch of so many samples; repeated where there are fewer."""
-        def cut(array: Any) -> Any:
-            xp = chainer.backend.get_array_module(array)
-            return xp.concatenate(
-                [array] * -(-samples // self.samples))[:samples]
         return nested.rebuilt(self._tree, [
-            cut(nested.array_of(leaf)) for leaf in self._leaves])
+            chainer.backend.get_array_module(array).concatenate(
+                [array] * -(-samples // self.samples))[:samples]
+            for array in map(nested.array_of, self._leaves)])
 
 
 class Repeating(chainer.dataset.Iterator):
@@ -61,20 +55,14 @@ def as_it_is(batch: Any, device: Any) -> Any:
 
 
 class Data(NamedTuple):
-    """What ways to train are tried with.
+    """What ways to train are tried with."""
 
-    Attributes:
-        iterator: Gives batches; a script's own one is used up.
-        converter: Of the updater.
-        is_shared: Whether the first rank reads for all of them, as for
-            scripts without ChainerMN; if not, each rank reads its own part.
-        device: Of the inputs; None: as the converter gives them.
-    """
-
-    iterator: Any
+    iterator: Any               # gives batches; a script's own one is used up
     converter: Any = as_it_is
+    #: Whether the first rank reads for all of them, as for scripts without
+    #: ChainerMN; if not, each rank reads its own part.
     is_shared: bool = False
-    device: Any = None
+    device: Any = None          # of the inputs; None: as the converter says
 
     def of_rank(self, grid: Any) -> Any:
         """The iterator of this rank, of a grid of stages and replicas."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..chains.names import Names
 from ..chains.plan import PartitionPlan
 from ..codecs import CODECS
 from ..communicators.factory import CHAINERMN
@@ -21,19 +20,13 @@ _REMEDY = 'make the plan again: python -m chainer_fp8pipe plan -o FILE SCRIPT'
 
 @dataclass(frozen=True)
 class Way:
-    """A way to train a model on some ranks.
+    """A way to train a model on some ranks."""
 
-    Attributes:
-        replicas: Of the model; each has its share of every batch.
-        cut: Where each replica is cut into stages of a pipeline, with its
-            micro-batches and schedule; None: a replica is one rank.
-        communicator: Name of the replicas' communicator.
-        options: Of :func:`~chainer_fp8pipe.create_communicator`.
-    """
-
-    replicas: int = 1
+    replicas: int = 1           # of the model; each has its share of a batch
+    #: Where each replica is cut into stages of a pipeline, with micro-batches
+    #: and schedule; None: a replica is one rank.
     cut: PartitionPlan | None = None
-    communicator: str = 'float32'
+    communicator: str = 'float32'       # of the replicas, and its options
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -64,9 +57,7 @@ class Way:
                 self.micro_batches)
 
     def __str__(self) -> str:
-        if self.ranks == 1:
-            return 'one process'
-        parts = []
+        parts = ['one process'] * (self.ranks == 1)
         if self.cut is not None:
             parts += [counted(self.stages, 'stage'),
                       counted(self.micro_batches, 'micro-batch'),
@@ -100,7 +91,6 @@ class JobPlan:
         choice: The way.
         ranks: On which it was the fastest.
         batch: Samples of an update, of all replicas together.
-        model: Shapes of the model's parameters, by path; None: unknown.
         trials: What was tried, the fastest first.
         remarks: What was not, and why; and more for the user.
         communicates: Whether it is of a script that creates a communicator,
@@ -113,7 +103,6 @@ class JobPlan:
     choice: Way
     ranks: int
     batch: int
-    model: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     remarks: tuple[str, ...] = ()
     communicates: bool = False
@@ -156,28 +145,3 @@ class JobPlan:
             for one in self.trials])]
         return '\n'.join([*lines, '', *(
             f'note: {remark}' for remark in self.remarks)]).rstrip()
-
-    def problem(self, shapes: Mapping[str, Any], ranks: int | None) -> str:
-        """Why the plan is not for a model or job; '' if it is.
-
-        Args:
-            shapes: Of the model's parameters, by path; None: unknown.
-            ranks: Of the job; None: not checked.
-        """
-        if ranks is not None and ranks != self.ranks:
-            return (f'the plan is for {self.ranks} ranks, and there are '
-                    f'{ranks}; start so many, or make a plan for {ranks}')
-        for name in {**self.model, **shapes}:
-            here, there = (one.get(name, 'missing')
-                           for one in (shapes, self.model))
-            if here != there and None not in (here, there):
-                return ('the plan was made for another model: parameter '
-                        f'{name} is {here}, in the plan {there}; make the '
-                        'plan again')
-        return ''
-
-
-def shapes_of(model: Any) -> dict[str, Any]:
-    """Of all parameters, by path; None: unknown yet."""
-    return {name: None if one._data[0] is None else tuple(one._data[0].shape)
-            for name, one in Names(model).parameters.items()}

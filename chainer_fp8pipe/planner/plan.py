@@ -7,12 +7,12 @@
 #   ChainerMN's naive, where all ranks are on one host
 # They are tried in an order that leaves out what matters least if updates are
 # so long that the time is over.  Nothing is predicted: a way that was not
-# tried is not in the plan.  Two ways are equally fast if they differ by less
-# than both are uncertain.
+# tried is not in the plan.
 from __future__ import annotations
 
 import dataclasses
 import math
+import random
 import sys
 import time
 from collections.abc import Sequence
@@ -31,8 +31,9 @@ from ..mpi.agreement import agree, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..mpi.world import enter_world
+from ..pipeline.randomness import preserved
 from .example import Data, Example
-from .job_plan import JobPlan, Trial, Way, shapes_of
+from .job_plan import JobPlan, Trial, Way
 from .trials import (
     Trained,
     Trials,
@@ -40,7 +41,6 @@ from .trials import (
     grid_of_stages,
     together,
     try_way,
-    undisturbed,
 )
 
 #: Communicators that may be tried.
@@ -50,8 +50,8 @@ USUAL_CODECS = 'float32', 'fp8', 'int4'
 #: The part of the time for one way, and the seconds by which a budget may be
 #: exceeded.
 _OF_A_TRIAL, _OVERTIME = 0.04, 6.0
-#: Ways are equally fast within this share, however certain both are, and
-#: never beyond that one.
+#: Ways are equally fast within this share, or within what both are uncertain
+#: by, but never beyond that one.
 _EQUAL, _APART = 0.03, 0.1
 
 
@@ -93,8 +93,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         The plan, the same on all ranks.
 
     Raises:
-        ValueError: An argument is wrong, ranks have other models, or the
-            model cannot be trained; on all ranks.
+        ValueError: An argument is wrong, ranks have other models, or no way
+            can train the model; on all ranks.
     """
     enter_world()
     comm = MPI.COMM_WORLD if comm is None else all_ranks(comm)
@@ -118,7 +118,9 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     trained, names = raise_together(comm, check, ValueError)
     agree(comm, {name: repr(value) for name, value in {
         'batch': trained.batch, 'codecs': names, 'budget': budget,
-        'as_it_is': as_it_is, 'the model': shapes_of(model)}.items()},
+        'as_it_is': as_it_is, 'the model': [
+            (name, one.is_initialized and one.shape)
+            for name, one in sorted(model.namedparams())]}.items()},
         remedy='Pass the same to plan() on all ranks.')
 
     def say(what: str) -> None:
@@ -126,11 +128,25 @@ def plan(model: Any, example: Any, comm: Any = None, *,
             print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
                   flush=True)
     trials = Trials(
-        lambda way, limit: try_way(way, trained, comm, budget * _OF_A_TRIAL,
-                                   limit), say,
+        lambda way: try_way(way, trained, comm, budget * _OF_A_TRIAL), say,
         lambda: comm.bcast(budget + _OVERTIME - time.perf_counter() + begin))
-    _try_all(trials, trained, comm, names, as_it_is)
-    found = _planned(trials, trained, comm, as_it_is)
+    state = random.getstate()
+    try:
+        with preserved():
+            _try_all(trials, trained, comm, names, as_it_is)
+    finally:
+        random.setstate(state)
+    if not trials.found:
+        raise ValueError('no way to train this model could be tried: '
+                         + '; '.join(trials.remarks))
+    taken = preferred(trials.found, as_it_is)
+    if not taken.is_exact:
+        trials.remarks.append(
+            f'gradients are rounded to {taken.communicator}; --codecs float32 '
+            'leaves such ways out')
+    found = JobPlan(taken, comm.size, trained.batch, tuple(sorted(
+        (trial for _, trial in trials.found), key=lambda one: one.seconds)),
+        tuple(trials.remarks))
     if shows:
         print(found, flush=True)
     return found
@@ -181,11 +197,10 @@ def _try_stages(trials: Trials, trained: Trained, comm: MPI.Comm,
 
     def find() -> None:
         copied = raise_together(comm, trained.copied)
-        with undisturbed():
-            cut.append(partition(
-                copied.target, trained.share(replicas, min(stages, most)),
-                grid_of_stages(comm, stages),
-                micro_batches=min(stages, most)).plan)
+        cut.append(partition(
+            copied.target, trained.share(replicas, min(stages, most)),
+            grid_of_stages(comm, stages),
+            micro_batches=min(stages, most)).plan)
     try:
         if communicators_in(trained.model):
             raise ValueError('layers of the model communicate with other '
@@ -196,10 +211,10 @@ def _try_stages(trials: Trials, trained: Trained, comm: MPI.Comm,
         together(comm, find)
     except ValueError as error:
         trials.remarks.append(f'no {stages} stages: {error}')
-    else:
-        for number in sorted({min(stages, most), min(2 * stages, most)}):
-            trials.add(Way(replicas, dataclasses.replace(
-                cut[0], micro_batches=number), communicator))
+        return
+    for number in sorted({min(stages, most), min(2 * stages, most)}):
+        trials.add(Way(replicas, dataclasses.replace(
+            cut[0], micro_batches=number), communicator))
 
 
 def preferred(table: Sequence[tuple[Way, Trial]], as_it_is: Way | None = None
@@ -209,19 +224,3 @@ def preferred(table: Sequence[tuple[Way, Trial]], as_it_is: Way | None = None
     equal = [way for way, trial in table if trial.seconds <= best.seconds * (
         1 + max(_EQUAL, min(best.spread, trial.spread, _APART)))]
     return as_it_is if as_it_is in equal else min(equal, key=Way.simplicity)
-
-
-def _planned(trials: Trials, trained: Trained, comm: MPI.Comm,
-             as_it_is: Way | None) -> JobPlan:
-    remarks = trials.remarks
-    if not trials.found:
-        raise ValueError('no way to train this model could be tried: '
-                         + '; '.join(remarks))
-    taken = preferred(trials.found, as_it_is)
-    if not taken.is_exact:
-        remarks.append(
-            f'gradients are rounded to {taken.communicator}; --codecs float32 '
-            'leaves such ways out')
-    return JobPlan(taken, comm.size, trained.batch, shapes_of(trained.model),
-                   tuple(sorted((trial for _, trial in trials.found),
-                                key=lambda one: one.seconds)), tuple(remarks))

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -11,7 +12,7 @@ import numpy
 from chainermn.optimizers import _DoubleBufferingOptimizer, _MultiNodeOptimizer
 from mpi4py import MPI
 
-from ..command_line import as_type, some_of, unwritable
+from ..command_line import as_type, some_of
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
@@ -28,7 +29,7 @@ from ..training.unmodified.launch import (
 )
 from ..training.unmodified.refusals import check, loss_of, the_only
 from .example import Data, Example
-from .job_plan import JobPlan, Way
+from .job_plan import Way
 from .plan import TRIED, USUAL_CODECS, plan
 from .trials import communicators_in
 
@@ -72,10 +73,12 @@ def add_plan(commands: Any) -> None:
 
 def _job(options: argparse.Namespace) -> list[Any]:
     """What plans the script's job, if the plan can be written."""
+    comm, file = MPI.COMM_WORLD, os.path.abspath(options.output or '.')
+    place = file if os.path.exists(file) else os.path.dirname(file)
     # Rank 0 writes; others may be on hosts where the folder is not.
-    comm = MPI.COMM_WORLD
-    if problem := comm.bcast(comm.rank == 0 and unwritable(options.output)):
-        raise ValueError(f'-o: {problem}')
+    if not comm.bcast(options.output is None or (
+            os.access(place, os.W_OK) and not os.path.isdir(file))):
+        raise ValueError(f'-o: {options.output} cannot be written')
     return [ScriptPlan(comm, options)]
 
 
@@ -97,8 +100,8 @@ class ScriptPlan(Originals):
     def __init__(self, comm: MPI.Comm, options: argparse.Namespace) -> None:
         self._comm, self._options = comm, options
         self._updater: Any = None
-        # What the script has created: a communicator, its name and options.
-        self._made: list[tuple[Any, str, dict[str, Any]]] = []
+        # The communicators that the script has created, and how they train.
+        self._made: list[tuple[Any, Way | None]] = []
 
     def create(self, communicator_name: str = 'pure_nccl',
                mpi_comm: Any = None, **options: Any) -> Any:
@@ -107,10 +110,12 @@ class ScriptPlan(Originals):
             made = (create_communicator(communicator_name, mpi_comm, **options)
                     if communicator_name in FAMILIES
                     else create_communicator('float32', mpi_comm))
-        self._made.append((made, communicator_name, {
-            name: numpy.dtype(value).name if isinstance(
-                value, (type, numpy.dtype)) else value
-            for name, value in options.items()}))
+        self._made.append((made, Way(
+            self._comm.size, None, communicator_name, {
+                name: numpy.dtype(value).name if isinstance(
+                    value, (type, numpy.dtype)) else value
+                for name, value in options.items()})
+            if communicator_name in _CREATED else None))
         return made
 
     def finish(self) -> None:
@@ -149,16 +154,6 @@ class ScriptPlan(Originals):
     # --- the plan -----------------------------------------------------------
 
     def _end(self) -> NoReturn:
-        made, file = self._planned(), self._options.output
-        if file is not None and self._comm.rank == 0:
-            made.save(file)
-            self._say(f'the plan is in {file}')
-        self._updater.finalize()
-        self._say(f'{self._options.script} was left at its first update: '
-                  'nothing is trained, evaluated or saved')
-        raise SystemExit(0)     # the plan is made
-
-    def _planned(self) -> JobPlan:
         comm, options, updater = self._comm, self._options, self._updater
         iterator = updater.get_iterator('main')
         optimizer, as_it_is = refuse_together(comm, self._optimizer)
@@ -176,18 +171,24 @@ class ScriptPlan(Originals):
             self._say("the script is ChainerMN's, which keeps the whole "
                       'model on each rank: no pipeline is looked at')
         with refusing():
-            made = plan(
+            made = dataclasses.replace(plan(
                 model, share, comm, batch=samples, optimizer=optimizer,
                 codecs=options.codecs, budget=options.seconds, show=True,
-                as_it_is=as_it_is, data=Data(iterator, updater.converter,
-                                             is_shared, updater.input_device))
-        return dataclasses.replace(made, communicates=bool(self._made))
+                as_it_is=as_it_is, data=Data(
+                    iterator, updater.converter, is_shared,
+                    updater.input_device)), communicates=bool(self._made))
+        if options.output is not None and comm.rank == 0:
+            made.save(options.output)
+            self._say(f'the plan is in {options.output}')
+        updater.finalize()
+        self._say(f'{options.script} was left at its first update: nothing is '
+                  'trained, evaluated or saved')
+        raise SystemExit(0)     # the plan is made
 
     def _optimizer(self) -> tuple[Any, Way | None]:
         """Chainer's optimizer, and how the script trains, if that is known."""
         found = the_only(self._updater.get_all_optimizers(), 'optimizers')
-        count = self._comm.size
-        as_it_is: Way | None = None
+        count, as_it_is = self._comm.size, None
         if isinstance(found, (_MultiNodeOptimizer,
                               _DoubleBufferingOptimizer)):
             mean = found.communicator
@@ -195,11 +196,9 @@ class ScriptPlan(Originals):
                 raise ValueError(
                     f'the script averages gradients over {mean.size} of the '
                     f'{count} ranks; a plan is for all of them')
-            as_it_is = next((
-                Way(count, None, name, options)
-                for made, name, options in self._made
-                if made is mean and name in _CREATED), None) if isinstance(
-                    found, _MultiNodeOptimizer) else None
+            if isinstance(found, _MultiNodeOptimizer):
+                as_it_is = next((way for made, way in self._made
+                                 if made is mean), None)
             found = found.actual_optimizer
         elif not self._made and not (
                 found.target and communicators_in(found.target)):

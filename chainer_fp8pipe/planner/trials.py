@@ -1,23 +1,20 @@
 """Trains copies of a model in some ways, and times their updates."""
-# Each way trains copies of model and optimizer, hooks and frozen parameters
-# included, with the updater that would train them, and with the script's own
-# iterator and converter where there is a script.  What comes once is not
-# timed: a codec's warm-up is left out, the first update sends parameters, the
-# first exchange connects ranks and gets memory.  A machine that others use
-# changes its pace: ways that came close to the fastest are tried again in
-# further turns, and all blocks of all turns count.
+# Each way trains copies of model and optimizer with the updater that would
+# train them, and with a script's own iterator and converter.  What comes once
+# is not timed: a codec's warm-up is left out, the first update sends
+# parameters, the first exchange connects ranks and gets memory.  A machine
+# that others use changes its pace: ways that came close to the fastest are
+# tried again in further turns, and all blocks of all turns count.
 #
 # A rank that fails in the middle of an update leaves the others in an exchange
 # that no one can end.  It waits some seconds for them to fail as well, and
 # goes on with them if they do; if not, it ends all ranks with its error.
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chainermn
@@ -34,17 +31,13 @@ from ..mpi.grid import Group, ProcessGrid
 from ..mpi.ranks import once
 from ..mpi.tracebacks import shown
 from ..mpi.waiting import wait_until
-from ..mpi.world import end_all_ranks
-from ..pipeline.randomness import preserved
+from ..mpi.world import end_all_ranks, failed
 from ..training.updater import PipelineUpdater
 from .example import Data, Example, Repeating
 from .job_plan import Trial, Way
 
 #: Blocks of updates that are timed, of so many updates at most.
 _BLOCKS, _MOST = 5, 20
-#: A way that takes so many times as long as the fastest one, in its first two
-#: updates that count, is timed no more.
-_FAR = 2.0
 #: Further turns of those that exceed the fastest by this share at most.
 _TURNS, _NEAR = 3, 0.5
 #: Updates that a trial takes at least, for whether there is time for it.
@@ -87,96 +80,81 @@ def communicators_in(model: Any) -> dict[int, Any]:
 class Trials:
     """Tries ways, on all ranks, and knows what they took.
 
-    Args:
-        run: Tries a way, as :func:`try_way`.
-        say: Is told what is being tried.
-        left: Seconds in which ways may be tried; the same on all ranks.
+    ``run`` tries one, as :func:`try_way`; ``say`` is told which; ``left``
+    gives the seconds in which ways may be tried, the same on all ranks.
     """
 
-    def __init__(self, run: Callable[[Way, float], Sequence[float]],
+    def __init__(self, run: Callable[[Way], Sequence[float]],
                  say: Callable[[str], None],
                  left: Callable[[], float] = lambda: math.inf) -> None:
         self._run, self._say, self._left = run, say, left
-        #: In the order of trials.
+        #: Ways and what they took, in the order of trials.
         self.found: list[tuple[Way, Trial]] = []
-        #: Why ways were not tried.
-        self.remarks: list[str] = []
+        self.remarks: list[str] = []        # why ways were not tried
         self._blocks: dict[str, list[float]] = {}
 
-    def add(self, way: Way) -> None:
-        """Tries a way, unless the time is over or it was tried."""
-        fastest = min((one.seconds for _, one in self.found), default=0.0)
-        if str(way) in self._blocks:
-            return
-        problem = 'the time was over'
-        if self._left() >= _FEWEST * fastest:
-            try:
-                self._try(way, _FAR * fastest or math.inf)
-                return
-            except ValueError as error:
-                problem = str(error)
-        self.remarks.append(f'{way} was not tried: {problem}')
+    def fastest(self) -> float:
+        """Seconds of an update; 0 before the first trial."""
+        return min((one.seconds for _, one in self.found), default=0.0)
 
-    def again(self) -> None:
-        """Tries those that came close to the fastest in further turns."""
-        for _ in range(_TURNS):
-            most = (1 + _NEAR) * min(
-                (one.seconds for _, one in self.found), default=0.0)
-            near = [way for way, one in self.found if one.seconds <= most]
-            # The last one first, so that a slow minute does not always hit it.
-            for way in reversed(near * (len(near) > 1)):
-                if self._left() < 2 * _FEWEST * most:
-                    return
-                try:
-                    self._try(way, math.inf)
-                except ValueError as error:
-                    self.remarks.append(f'{way} was not tried again: {error}')
-                    return
+    def add(self, way: Way, again: str = '') -> bool:
+        """Tries a way, unless the time is over; whether that has worked.
 
-    def _try(self, way: Way, limit: float) -> None:
-        self._say(f'trying {way}')
-        more = self._run(way, limit)
-        blocks = self._blocks[str(way)] = [
-            *self._blocks.get(str(way), ()), *more]
+        A way that was tried is passed over, except ``again``.
+        """
+        if str(way) in self._blocks and not again:
+            return False
+        try:
+            if self._left() < _FEWEST * self.fastest():
+                raise ValueError('the time was over')
+            self._say(f'trying {way}')
+            blocks = self._blocks[str(way)] = [
+                *self._blocks.get(str(way), ()), *self._run(way)]
+        except ValueError as error:
+            self.remarks.append(f'{way} was not tried{again}: {error}')
+            return False
         low, median, high = numpy.percentile(blocks, (25, 50, 75))
         self.found = [one for one in self.found if one[0] != way] + [(
             way, Trial(str(way), float(median), float(
                 (high - low) / 2 / median / math.sqrt(len(blocks)))))]
+        return True
+
+    def again(self) -> None:
+        """Tries those that came close to the fastest in further turns."""
+        for _ in range(_TURNS):
+            most = (1 + _NEAR) * self.fastest()
+            near = [way for way, one in self.found if one.seconds <= most]
+            # The last one first, so that a slow minute does not always hit it.
+            for way in reversed(near * (len(near) > 1)):
+                if self._left() < 2 * _FEWEST * most or not self.add(
+                        way, ' again'):
+                    return
 
 
-def try_way(way: Way, trained: Trained, comm: MPI.Comm, seconds: float,
-            limit: float) -> list[float]:
-    """Trains a copy of the model in a way for some updates.
+def try_way(way: Way, trained: Trained, comm: MPI.Comm, seconds: float
+            ) -> list[float]:
+    """Seconds of an update of a copy, in each of some blocks of updates.
 
     Call it on all ranks.  If the way is one process, the first rank trains
-    with the whole batch, and the others wait without taking a core.
-
-    Args:
-        way: To train.
-        trained: Model, optimizer and data.
-        comm: All ranks.
-        seconds: That the timed updates may take.
-        limit: Seconds of an update from which on it need not go on.
-
-    Returns:
-        Seconds of an update in each block.
-
-    Raises:
-        ValueError: A rank has failed; on all ranks.
+    with the whole batch, and the others wait without taking a core.  The
+    blocks may take so many seconds.  Raises ValueError, on all ranks, if one
+    has failed.
     """
     here = comm if way.ranks == comm.size else MPI.COMM_SELF
     found: list[float] = []
     done: list[Callable[[], Any]] = []
 
     def act() -> None:
-        with undisturbed():
-            update = _updater(way, trained, here, done).update
-            update()        # sends parameters
-            update()        # the first exchange
-            found.extend(_blocks_of(update, here, seconds, limit))
-    together(comm, act if here is comm or comm.rank == 0 else lambda: None)
-    for finish in done:
-        finish()
+        update = _updater(way, trained, here, done).update
+        update()        # sends parameters
+        update()        # the first exchange
+        found.extend(_blocks_of(update, here, seconds))
+    try:
+        together(comm,
+                 act if here is comm or comm.rank == 0 else lambda: None)
+    finally:
+        for finish in done:
+            finish()
     return comm.bcast(found)
 
 
@@ -196,14 +174,13 @@ def together(comm: MPI.Comm, action: Callable[[], Any]) -> None:
     arrived = meeting.Ibarrier()
     wait_until(lambda: arrived.Test() or time.monotonic() > end)
     if reason is not None and not arrived.Test():   # others wait for it
-        end_all_ranks(f'\nrank {comm.rank} of {comm.size} failed, ending '
-                      f'all:\n{shown(reason)}', 1)
+        end_all_ranks(failed(shown(reason)), 1)
     for text in filter(None, meeting.allgather(problem)):
         raise ValueError(text.removeprefix('ValueError: '))
 
 
-def _blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
-               limit: float) -> list[float]:
+def _blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float
+               ) -> list[float]:
     """Seconds of an update, of the slowest rank, in each of some blocks."""
     def block(count: int) -> float:
         comm.Barrier()
@@ -212,22 +189,10 @@ def _blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
             update()
         return comm.allreduce((time.perf_counter() - begin) / count, MPI.MAX)
     found = [block(1), block(1)]
-    one = min(found)
-    if one > limit or one * _BLOCKS > seconds:
+    if (one := min(found)) * _BLOCKS > seconds:
         return found
     each = max(1, min(_MOST, int(seconds / _BLOCKS / max(one, 1e-4))))
     return [block(each) for _ in range(_BLOCKS)]
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Gives Python's and NumPy's generators their states back."""
-    state = random.getstate()
-    try:
-        with preserved():
-            yield
-    finally:
-        random.setstate(state)
 
 
 def grid_of_stages(comm: MPI.Comm, stages: int) -> ProcessGrid:

@@ -2,16 +2,10 @@
 from chainer_fp8pipe.chains.plan import Cut, PartitionPlan
 from chainer_fp8pipe.planner.job_plan import JobPlan, Way
 
-#: Of ``train_digits_serially.py``'s model.
-SHAPES = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),
-          '/predictor/l2/W': (32, 32), '/predictor/l2/b': (32,),
-          '/predictor/l3/W': (10, 32), '/predictor/l3/b': (10,)}
 
-
-def replicas(ranks, model=SHAPES, communicator='float32', communicates=False,
-             **options):
+def replicas(ranks, communicator='float32', communicates=False, **options):
     """A plan without stages."""
-    return JobPlan(Way(ranks, None, communicator, options), ranks, 60, model,
+    return JobPlan(Way(ranks, None, communicator, options), ranks, 60,
                    communicates=communicates)
 
 
@@ -21,4 +15,4 @@ def stages(ranks, **options):
         tuple((f'/predictor/{layer}/W', f'/predictor/{layer}/b')
               for layer in ('l1', 'l2', 'l3')),
         (Cut('/predictor/l2/W'),), 2, (False, True), 3, '1f1b')
-    return JobPlan(Way(ranks // 2, cut, options=options), ranks, 60, SHAPES)
+    return JobPlan(Way(ranks // 2, cut, options=options), ranks, 60)

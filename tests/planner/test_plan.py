@@ -84,7 +84,7 @@ NAIVE = Way(2, None, 'naive')
 def test_the_fastest_is_taken_and_the_simplest_of_equal_ways(
         seconds, as_it_is, taken):
     took = {str(way): blocks for way, blocks in seconds}
-    trials = Trials(lambda way, limit: took[str(way)], str)
+    trials = Trials(lambda way: took[str(way)], str)
     for way, _ in seconds:
         trials.add(way)
     assert preferred(trials.found, as_it_is) == taken
@@ -96,8 +96,9 @@ def test_near_ways_are_tried_again_and_others_are_left_when_time_is_over():
     times = {str(way): seconds for way, seconds in (
         (EXACT, 1.0), (FP8, 1.2), (slow, 3.0), (late, 1.0))}
 
-    def run(way, limit):
-        assert limit >= 2.0
+    def run(way):
+        if len(said) > 8:
+            raise ValueError('no memory')
         return [times[str(way)]] * 3
     trials = Trials(run, said.append, lambda: left[0])
     for way in EXACT, FP8, FP8, slow:
@@ -111,21 +112,9 @@ def test_near_ways_are_tried_again_and_others_are_left_when_time_is_over():
     trials.again()
     assert set(said[3:]) == {f'trying {way}' for way in (EXACT, FP8)}
     assert len(said) == 3 + 2 * 3
-
-
-def test_a_repeated_trial_that_fails_leaves_what_was_found():
-    said = []
-
-    def run(way, limit):
-        if len(said) > 2:
-            raise ValueError('no memory')
-        return [1.0] * 3
-    trials = Trials(run, said.append)
-    for way in EXACT, FP8:
-        trials.add(way)
-    trials.again()
-    assert [way for way, _ in trials.found] == [EXACT, FP8]
-    assert trials.remarks == [f'{FP8} was not tried again: no memory']
+    # One that fails leaves what was found.
+    assert {way for way, _ in trials.found} == {EXACT, FP8, slow}
+    assert trials.remarks[1:] == [f'{EXACT} was not tried again: no memory']
 
 
 # --- plan() -----------------------------------------------------------------
@@ -211,7 +200,7 @@ def test_what_cannot_be_planned_is_an_error_on_all_ranks(comm):
 @pytest.mark.parametrize('choice', [
     EXACT, STAGES, Way(2, None, 'fp8', {'warmup': 7, 'overlap': True})])
 def test_a_plan_survives_its_file(tmp_path, choice):
-    made = JobPlan(choice, 2, 60, stages(2).model, (
+    made = JobPlan(choice, 2, 60, (
         Trial(str(choice), 1.0, .1), Trial('x', 2.0)), ('r',))
     path = str(tmp_path / 'plan.json')
     made.save(path)
@@ -227,8 +216,7 @@ def test_a_plan_survives_its_file(tmp_path, choice):
     (('choice', 'codec'), 'fp8', 'choice.codec is no field of a plan'),
     (('choice', 'options'), [], 'choice.options must be an object'),
     (('choice',), ..., 'choice is missing'),
-    (('trials', 0, 'seconds'), -1, 'seconds must be 0 or more'),
-    (('model', '/predictor/l1/W'), [1.5], 'must be a whole number')])
+    (('trials', 0, 'seconds'), -1, 'seconds must be 0 or more')])
 def test_what_is_wrong_in_a_file_is_named(where, value, message):
     plan = JobPlan(**{**vars(stages(2)), 'trials': (Trial('x', 1.0),)})
     data = dataclasses.asdict(plan)

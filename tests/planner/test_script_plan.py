@@ -61,11 +61,3 @@ def test_what_cannot_be_planned_is_refused_in_one_line(refusals, case):
     assert 'Traceback' not in done.stderr
     assert not (folder / 'plan.json').exists()
     assert not (folder / 'went on').exists()
-
-
-def test_an_error_of_the_script_is_the_scripts(tmp_path):
-    (tmp_path / 'script.py').write_text(_HEAD + "raise KeyError('x')")
-    done, = run_in_forks(['plan', 'script.py'], [tmp_path])
-    assert done.returncode == 1
-    assert 'Traceback' in done.stderr
-    assert done.stderr.count("KeyError: 'x'") == 1

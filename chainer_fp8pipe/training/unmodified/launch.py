@@ -137,8 +137,8 @@ def add_script(parser: argparse.ArgumentParser,
     parser.set_defaults(call=checked, parser=parser)
 
 
-def launch(script: str, arguments: Sequence[str], command: str,
-           *jobs: Any, comm: MPI.Comm = MPI.COMM_WORLD) -> None:
+def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
+           ) -> None:
     """Runs a script as Python would, on all ranks.
 
     A failure or an exit code on one rank ends all ranks.
@@ -151,7 +151,6 @@ def launch(script: str, arguments: Sequence[str], command: str,
             Chainer.  The last one's ``create`` is in place of
             ``chainermn.create_communicator``, and all is done in the block
             that its ``block()`` gives.
-        comm: The ranks that run it.
 
     Raises:
         SystemExit: The script or the job has raised it.
@@ -162,7 +161,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
         sys.excepthook = lambda _, error, trace: print(
             shown(error), end='', file=sys.stderr)
     enter_world()
-    ranks = comm.Dup()      # nobody else's
+    ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
         with jobs[-1].block(), creating_communicators(
                 jobs[-1].create), contextlib.ExitStack() as stack:
