@@ -42,19 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else list(arguments)
     command = next(iter(given), '')
     module, _, on_ranks = _COMMANDS.get(command, ('', '', True))
-    started = started_together(os.environ)
+    started, action = started_together(os.environ), None
     try:
-        if not on_ranks:
-            if started:     # each would do the whole work
-                if started[1] in '0?':
-                    print(f'{_PROG} {command}: error: {started[0]} has started'
-                          f' {started[2]} processes; start one, without '
-                          'mpiexec', file=sys.stderr)
-                sys.exit(2)
+        if on_ranks:
+            # Help and what is wrong wait for no rank, where there is one.
+            action = (_on_ranks(given) if module or started
+                      else _parser(given).parse_args(given))
+        elif not started:
             sys.exit(_module(module).main(given[1:]))
-        # Help and what is wrong wait for no rank, where there is one.
-        action = (_on_ranks(given) if module or started
-                  else _parser(given).parse_args(given))
+        else:               # each would do the whole work
+            if started[1] in '0?':
+                print(f'{_PROG} {command}: error: {started[0]} has started '
+                      f'{started[2]} processes; start one, without mpiexec',
+                      file=sys.stderr)
+            sys.exit(2)
     except ImportError as error:
         if error.name not in ABSENT:
             raise

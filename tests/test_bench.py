@@ -2,7 +2,6 @@
 from chainer_fp8pipe.bench import (
     MPI_LIBRARY,
     Result,
-    gradients,
     measure,
     table,
 )
@@ -25,28 +24,20 @@ def test_every_case_is_timed_as_often_as_asked(comm):
     # All ranks have the same numbers: they were those of the slowest.
     assert len(set(comm.allgather(str(results)))) == 1
     fp8 = results[5]
-    assert 0 < fp8.processor < sum(fp8.seconds)
     # Of the others' wires, and as much of the means.
     sent = 2 * 3000 * (comm.size - 1) / comm.size
     assert sent <= fp8.nbytes < sent + 200 * comm.size
-
-
-@on_ranks(3)
-def test_what_is_averaged_differs_between_ranks(comm):
-    link = gradients(comm, 1000)
-    assert len(set(comm.allgather(link.x.grad.tobytes()))) == comm.size
-    assert len(set(comm.allgather(link.x.array.tobytes()))) == 1
 
 
 MPI = Result(9000, 'float32', MPI_LIBRARY, (7e-3, 8e-3, 6e-3))
 
 
 @pytest.mark.parametrize(('other', 'row', 'said'), [
-    (Result(9000, 'int4', 'direct', (3.5e-3,) * 3, 7e-4, 2_000_000),
-     '9,000 int4 direct 3.5 ms 3.5 - 3.5 2.00 20 % 2 MB <- fastest',
+    (Result(9000, 'int4', 'direct', (3.5e-3,) * 3, 2_000_000),
+     '9,000 int4 direct 3.5 ms 3.5 - 3.5 2.00 2 MB <- fastest',
      "create_communicator('int4', algorithm='direct')"),
-    (Result(9000, 'fp8', 'ring', (14e-3,), 7e-3, 9_000_000),
-     '9,000 fp8 ring 14 ms 14 - 14 0.50 50 % 9 MB',
+    (Result(9000, 'fp8', 'ring', (14e-3,), 9_000_000),
+     '9,000 fp8 ring 14 ms 14 - 14 0.50 9 MB',
      'warning: no compression pays here: float32 takes 7 ms, the best codec '
      '14 ms')])
 def test_the_table_compares_medians_and_says_what_is_fastest(

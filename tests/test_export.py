@@ -226,7 +226,7 @@ def test_the_model_is_found_in_any_snapshot(command, make, file, place):
     ('model.npz', 'nets:Net', 'two.npz', 'has arr_0, arr_1, and forward ta'),
     ('model.npz', 'nets:Net', 'named.npz', 'has x, y, and forward takes (x)'),
     ('model.npz', 'nets:Net', 'wide.npy', 'InvalidType'),
-    ('model.npz', 'nets:Net --exmaple', 'x.npy', 'did you mean --example?')])
+    ('model.npz', 'nets:Net --exmaple', 'x.npy', 'unknown: --exmaple')])
 def test_what_is_wrong_is_named(command, file, model_class, example, said):
     trained('nets:Net', BATCH)
     name, *options = model_class.split()

@@ -96,8 +96,8 @@ def test_a_folder_whose_name_is_no_utf8_has_its_page(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(('arguments', 'said'), [
-    (['absent'], "'absent' has no record"), ([], 'FOLDER is missing'),
-    (['run', 'run'], 'one argument too many'),
+    (['absent'], "'absent' has no record"), ([], 'required: FOLDER'),
+    (['run', 'run'], 'this is unknown: run'),
     (['run', '-o', 'absent/page.html'], 'name another file with -o')])
 def test_wrong_arguments_are_errors_with_code_2(
         tmp_path, monkeypatch, capsys, arguments, said):
