@@ -220,12 +220,8 @@ class Divisible(chainer.ChainList):
                 f'{self!r} cannot be run at a stretch, as it has no layers, '
                 'or not those between; run its pieces')
         value: Any = xs
-        for number, layer in self.pieces[0]:
+        for _, layer in self.pieces[0]:
             value = layer(*as_tuple(value))
-            if value is None:
-                raise TypeError(f'{layer_name(number, layer)} returned None; '
-                                'a layer returns a variable, an array, or a '
-                                'tuple of these')
         return value
 
     def init_scope(self, *_: Any) -> NoReturn:

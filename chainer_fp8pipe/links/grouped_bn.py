@@ -1,12 +1,10 @@
 """Batch normalisation with the statistics of the batches of several ranks."""
 # Each rank sends its number of elements per channel, their mean, and the sum
-# of squares about it; these are joined as Chan, Golub and LeVeque join partial
-# variances ("Algorithms for computing the sample variance", 1983).  So nothing
-# cancels where the mean is much larger than the standard deviation.  Each rank
-# joins all in the order of ranks, in float64, and finds the same bits.
-#
-# There is one message forward and one backward.  A rank whose input does not
-# fit sends a refusal in place of the former, so that all raise.
+# of squares about it; these are joined in float64 as Chan, Golub and LeVeque
+# join partial variances ("Algorithms for computing the sample variance",
+# 1983), so nothing cancels where the mean is large.  There is one message
+# forward and one backward.  A rank whose input does not fit sends a refusal in
+# place of the former, so that all raise.
 from __future__ import annotations
 
 from typing import Any
@@ -22,12 +20,11 @@ from chainer.utils import argument
 class GroupedBatchNormalization(chainer.links.BatchNormalization):
     """``chainer.links.BatchNormalization`` over the batches of a group.
 
-    Forward, backward and the running statistics are those of one process
-    with the ranks' batches, one after the other; they may differ in length,
-    and some may be empty.  The gradients of gamma and beta are this rank's
-    share: their sum over the group is that of the whole batch.  All ranks of
-    the group must call it equally often.  Where Chainer's ``train`` is False
-    it sends nothing.
+    All is as in one process with the ranks' batches, one after the other; they
+    may differ in length, and some may be empty.  The gradients of gamma and
+    beta are this rank's share: their sum over the group is that of the whole
+    batch.  All ranks of the group must call it equally often; where Chainer's
+    ``train`` is False it sends nothing.
 
     Args:
         size: As in Chainer, like all but ``group``.
@@ -112,9 +109,6 @@ class GroupedBatchNormalizationFunction(
         super().__init__(**options)
         self._group = group
 
-    def forward_chainerx(self, inputs: Any) -> Any:
-        return chainer.Fallback     # Chainer's for ChainerX knows no group
-
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         self.retain_inputs((0, 1))
         x, gamma, beta = inputs
@@ -169,8 +163,6 @@ class GroupedBatchNormalizationFunction(
             centred += above * self._spread(scale, x)
             found[0] = centred.astype(x.dtype, copy=False)
         return tuple([chainer.as_variable(found[index]) for index in indexes])
-
-    # --- sums and factors by channel -----------------------------------------
 
     def _sum(self, x: Any) -> numpy.ndarray:
         """Each channel's sum, float64: in float32 it would lose digits."""

@@ -92,10 +92,9 @@ class Tape:
                  defer: bool = False) -> Arrays:
         """Gradients of the inputs, from those of the outputs.
 
-        ``taker``, :class:`GradientSums` or :class:`InParameters`, takes those
-        of parameters; passes inside of functions leave some in these.  With
-        ``defer`` those of weights of :data:`SEPARABLE` functions are left to
-        :meth:`backward_weight`.
+        ``taker`` takes those of parameters; passes inside of functions leave
+        some in these.  With ``defer`` those of weights of :data:`SEPARABLE`
+        functions are left to :meth:`backward_weight`.
         """
         self._taker = taker
         starts: dict[Any, Any] = {}
@@ -122,8 +121,6 @@ class Tape:
             with _quietly(*[gradient.array for gradient in gradients]):
                 self._apply(function, indexes, gradients)
         self._end()
-
-    # --- one function --------------------------------------------------------
 
     def _push(self, node: Any) -> None:
         function = node._creator_node
@@ -201,8 +198,6 @@ class Tape:
                                  gradient.array, x)
         return [index for index in indexes if index == 0]
 
-    # --- leaves --------------------------------------------------------------
-
     def _hand_over(self, node: Any) -> None:
         gradient = _sum(self._gradients.pop(node))
         variable = node.get_variable_or_none()
@@ -267,8 +262,6 @@ def _parameter(node: Any) -> chainer.Parameter | None:
             and node._creator_node is None else None)
 
 
-# --- sums --------------------------------------------------------------------
-
 class InParameters:
     """Adds gradients to ``parameter.grad``, from which others collect them."""
 
@@ -284,10 +277,9 @@ class InParameters:
 class GradientSums:
     """Adds up the gradients of a step, in the memory of the last one's.
 
-    Memory that somebody still holds, such as a hook that compares two
-    updates' gradients, is left to them.  Micro-batches come in their order on
-    every rank, so a sum has the same bits whatever the cut.  float16 is
-    summed in float32.
+    Memory that somebody still holds is left to them.  Micro-batches come in
+    their order on every rank, so a sum has the same bits whatever the cut.
+    float16 is summed in float32.
     """
 
     def __init__(self) -> None:
@@ -314,9 +306,8 @@ class GradientSums:
                      gradient: numpy.ndarray, inputs: numpy.ndarray) -> None:
         """As :meth:`take`, for the parameters of a fully connected layer.
 
-        ``gradient``, of its output, float32[samples, outputs], and
-        ``inputs``, float32[samples, inputs], must not be changed until there
-        are :data:`ENOUGH` samples, :meth:`settle` or :meth:`finish`.
+        ``gradient`` is that of its output, float32[samples, outputs], and
+        ``inputs`` float32[samples, inputs]; they must not be changed.
         """
         if self._products.get(id(weight), (None, bias))[1] is not bias:
             self.settle([weight])

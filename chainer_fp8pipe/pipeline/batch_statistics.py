@@ -21,8 +21,7 @@ from chainer.links import BatchNormalization, BatchRenormalization
 class BatchStatistics(chainer.LinkHook):
     """Gathers statistics in blocks of :meth:`counting`, as a link hook.
 
-    Batch renormalisation reads its running averages while it trains; it is
-    left as Chainer has it.
+    Batch renormalisation, which reads its averages, is as Chainer has it.
     """
 
     name = 'BatchStatistics of chainer_fp8pipe'
@@ -36,9 +35,7 @@ class BatchStatistics(chainer.LinkHook):
     def counting(self, chunk: int = 0,
                  here: Callable[[Any], bool] = lambda link: True
                  ) -> Iterator[None]:
-        """A block in which a micro-batch goes forward through a chunk.
-
-        Uses of a link count only if ``here(link)``.
+        """A block of a micro-batch in a chunk; links count if ``here(link)``.
         """
         self._uses.clear()
         self._chunk, self._here = chunk, here

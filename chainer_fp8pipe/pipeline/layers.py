@@ -237,8 +237,8 @@ class _Pass(Interceptor):
         self.part, self.now = part, ''      # the name of the layer that runs
         # With which it began to draw; None: it draws nothing.
         self.place: Place | None = None
-        # Labels that functions leave out of a mean; None: nobody asks.
-        self.left_out: list[tuple[Any, Any]] | None = None
+        # Where a mean must leave out no labels: what is to be done else.
+        self.remedy = ''
         # In which order functions were called, by their ids.
         self.numbers: dict[int, int] = {}
         self._names: list[str] = []         # of layers, by these numbers
@@ -262,8 +262,8 @@ class _Pass(Interceptor):
         if key not in self.part.checked:
             check_types(node, inputs)
             self.part.checked.add(key)
-        if self.left_out is not None:
-            self._note_labels(node, inputs)
+        if self.remedy:
+            self._check_labels(node, inputs)
         later = _Later(node, inputs, self) if self.noting else None
         self._inside = True
         try:
@@ -308,10 +308,14 @@ class _Pass(Interceptor):
         return found
 
     def leave_out(self, labels: Any, label: int) -> None:
-        if self.left_out is not None:
-            self.left_out.append((labels, label))
+        if self.remedy and bool(
+                (getattr(labels, 'array', labels) == label).any()):
+            raise ValueError(
+                f'label {label} occurs and is ignored inside of a function '
+                'that does not say how many count; '
+                + self.remedy.format(label))
 
-    def _note_labels(self, node: Any, inputs: Any) -> None:
+    def _check_labels(self, node: Any, inputs: Any) -> None:
         function = getattr(node, 'function', node)      # old style
         label = getattr(function, 'ignore_label', None)
         if label is not None and getattr(function, 'normalize', True):
@@ -416,20 +420,14 @@ def _called(calls: _Pass, name: str, function: Callable, count: Callable,
     calls.now = name
     assert calls.place is not None
     seed_at(calls.place, calls.part.xp)
-    calls.left_out = [] if count is len else None
+    calls.remedy = '' if count is not len else (
+        'pass loss_weight=lambda t: (t != {}).sum()' if name == 'the loss'
+        else 'give the metric an argument ignore_label={}')
     value = function(*outputs, target)
+    calls.remedy = ''
     if getattr(value, 'size', 1) != 1:
         raise ValueError(f'it returned shape {value.shape}; it must return a '
                          'scalar, the mean over a micro-batch')
-    for labels, label in calls.left_out or ():
-        if bool((getattr(labels, 'array', labels) == label).any()):
-            raise ValueError(
-                f'label {label} occurs and is ignored inside of a function '
-                'that does not say how many count; '
-                + (f'pass loss_weight=lambda t: (t != {label}).sum()'
-                   if name == 'the loss' else 'give the metric an argument '
-                   f'ignore_label={label}'))
-    calls.left_out = None
     return value
 
 

@@ -56,8 +56,8 @@ def gpipe(rank: int, stages: int, micro_batches: int,
           chunks: int) -> list[Action]:
     """All forward passes, then all backward passes.
 
-    With m micro-batches and d stages the ranks are idle for a share of
-    (d - 1) / (m + d - 1); each keeps the activations of m micro-batches.
+    With m micro-batches and d stages the idle share is (d - 1) / (m + d - 1),
+    and each rank keeps the activations of m micro-batches.
 
     Source: Huang et al., GPipe, NeurIPS 2019; backward in the order of forward
     as in program 3 of Takisawa, Yazaki, Ishihata, Proposing an Implementation

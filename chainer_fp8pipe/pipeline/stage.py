@@ -259,8 +259,6 @@ class Stage:
         self._statistics.forget()
         self._kept.clear()
 
-    # --- one action ---------------------------------------------------------
-
     def _forward(self, micro_batch: int, number: int) -> None:
         part = self._parts[number]
         arrays = self._take('activation', micro_batch, number, number - 1)

@@ -25,7 +25,6 @@ def decide_together(optimizer: Any, add: Add) -> None:
     """Makes an optimizer decide with those of the other stages.
 
     Call it before every update, as hooks may have been added since the last.
-    ``add`` sums a number over the stages of one pipeline.
     """
     hooks = optimizer._hookable._pre_update_hooks
     if _NAME not in hooks:
@@ -43,10 +42,8 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
               ) -> dict[str, str]:
     """The settings that the optimizers of all stages must share.
 
-    Raises:
-        ValueError: A hook that is not Chainer's would look at one of several
-            stages only, or one would draw other numbers on each rank:
-            parameters that several of them have would go apart.
+    Raises ValueError for a hook that would look at one of several stages only,
+    or draw other numbers on each rank.
     """
     for owner in (optimizer, *(
             parameter.update_rule for parameter in optimizer.target.params())):
@@ -133,9 +130,7 @@ class TiedGradients:
 
     The first of its stages, its home, gets the sum, which is averaged there
     over replicas, and gives the mean back: so the copies stay the same, bit
-    for bit, also where gradients are compressed.
-
-    ``ties`` has the stages of each tied parameter of this rank, by its ``id``;
+    for bit.  ``ties`` has the stages of each tied parameter, by its ``id``;
     the ``parameters`` are in an order that is the same on all ranks.
     """
 

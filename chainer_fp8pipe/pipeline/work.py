@@ -44,10 +44,7 @@ class Batch(NamedTuple):
 
 
 def samples_of(arrays: list[Any], lists: bool = False) -> int:
-    """How many samples a batch has; raises TypeError or ValueError.
-
-    It has arrays with a row for each, or lists with an item for each.
-    """
+    """How many rows the arrays, or items the lists, of a batch have."""
     for array in arrays:
         if not hasattr(array, 'shape') and not (
                 lists and isinstance(array, (list, tuple))):
@@ -112,18 +109,10 @@ class Work:
         """This rank's findings, which all ranks hear before they prepare."""
 
     def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
-        """Prepares the work, with what :meth:`rehearse` gave on each rank.
-
-        Raises ValueError on all ranks if the model cannot be run so.
-        """
+        """Prepares the work, with what :meth:`rehearse` gave on each rank."""
 
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
-        """The outputs of all micro-batches, one after the other.
-
-        Raises:
-            ValueError: An output has not a row for each sample, or the
-                micro-batches have different outputs.
-        """
+        """The outputs of all micro-batches, one after the other."""
         for arrays, size in zip(parts, sizes, strict=True):
             for array in arrays:
                 if array.shape[:1] != (size,):

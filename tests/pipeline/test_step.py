@@ -138,30 +138,6 @@ def test_training_goes_on_after_an_evaluation_or_prediction_that_failed(
     grid.free()
 
 
-class Tied(chainer.Chain):
-    """Its first layer is its last, too."""
-
-    def __init__(self):
-        super().__init__(a=L.Linear(4, 4, initialW=numpy.eye(4)),
-                         b=L.Linear(4, 4, initialW=numpy.eye(4)))
-
-    def forward(self, x):
-        return F.mean(self.a(F.tanh(self.b(F.tanh(self.a(x))))) ** 2)
-
-
-@pytest.mark.parametrize('rank', [0, 1])
-@on_ranks(2, timeout=60)
-def test_what_fails_before_the_update_is_an_error_on_all_ranks(comm, rank):
-    """Where one waits for the other's gradients, or for its sum of them."""
-    model = partition(Tied(), X[:4], comm, micro_batches=2)
-    pipeline = Pipeline(chainer.optimizers.SGD().setup(model), comm)
-    pipeline.step(X)
-    if comm.rank == rank:
-        pipeline._tied.add_up = lambda: {}['here']
-    with pytest.raises((KeyError, RuntimeError), match='here'):
-        pipeline.step(X)
-
-
 # --- batches -----------------------------------------------------------------
 
 class Two(chainer.Chain):
