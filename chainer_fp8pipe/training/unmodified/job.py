@@ -35,7 +35,7 @@ from ...chains.deferred import Deferral, fetching
 from ...chains.partition import partition
 from ...chains.placeholder import PlaceholderError
 from ...chains.plan import PartitionPlan
-from ...intercept.function_calls import Creation, creating
+from ...intercept.function_calls import creating
 from ...intercept.training_objects import Originals
 from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced
@@ -65,12 +65,6 @@ class Options(NamedTuple):
         if self.cut is not None:
             return self.cut.chunks
         return 2 if self.schedule == 'interleaved' else 1
-
-
-class Undrawn(Deferral):
-    """Draws what gets its shape in forward as Chainer does."""
-
-    created = Creation.created
 
 
 def _together(method: Callable) -> Callable:
@@ -117,7 +111,7 @@ class PipelineJob(Originals):
     def block(self) -> Iterator[None]:
         """A block for the script, in which it says everything once."""
         with files.as_one_process(), self._building, fetching.set_to(None):
-            self._building.enter_context(creating(Undrawn()))
+            self._building.enter_context(creating(Deferral()))
             yield
 
     @_together
