@@ -4,14 +4,12 @@
 # meet another one.  The two batch normalisations over ranks are known, and are
 # answered then as if every rank had sent the same; every other operation is
 # refused.  The methods of ChainerMN's communicators and of `Group` are
-# replaced while there is a `Recorder`; for mpi4py's, which are in C, one that
-# refuses stands in attributes of links.  A communicator that forward finds
-# elsewhere, in a module, is not seen.
+# replaced while there is a `Recorder`.  Those of mpi4py's, in C, cannot be:
+# a link must not keep one (`refuse_plain`); one in a module is not seen.
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -26,9 +24,6 @@ from ..intercept.patching import Patch
 from ..mpi.grid import Group
 from .placeholder import user_line
 
-#: What mpi4py's communicators say without the other ranks.
-_QUIET = frozenset(('rank', 'size', 'Get_rank', 'Get_size', 'name', 'Get_name',
-                    'group', 'Get_group', 'handle'))
 #: Those of ChainerMN that no recorded call may start.
 _REFUSED = (
     'allreduce', 'allgather', 'alltoall', 'gather', 'bcast', 'scatter',
@@ -38,16 +33,11 @@ _REFUSED = (
 
 def answered(name: str, comm: MPI.Comm, answer: Callable[[], Any] | None,
              pipeline: MPI.Comm | None) -> Any:
-    """The result of an operation to which all ranks have sent the same.
-
-    Args:
-        name: Of the operation.
-        comm: Its ranks.
-        answer: See :meth:`.Interceptor.communicate`.
-        pipeline: Over which the model is to be cut; None: unknown.
+    """What :meth:`.Interceptor.communicate` gives in a recorded pass.
 
     Raises:
-        ValueError: It is none of a batch normalisation, or of several stages.
+        ValueError: The operation is none of a batch normalisation, or of
+            several stages of the pipeline (None: unknown).
     """
     if answer is None:
         raise ValueError(
@@ -57,15 +47,27 @@ def answered(name: str, comm: MPI.Comm, answer: Callable[[], Any] | None,
             'can be cut. Average over replicas outside of the model')
     groups = [one.Get_group() for one in (comm, pipeline or MPI.COMM_SELF)]
     groups.append(MPI.Group.Intersection(*groups))
-    several = groups[-1].size > 1
+    stages = groups[-1].size
     for group in groups:
         group.Free()
-    if several:
+    if stages > 1:
         raise ValueError(
             f'{user_line()}: a batch normalisation over several stages of '
             'the pipeline, of which one does this call; use a communicator '
             'of its replicas: create_communicator(..., mpi_comm=grid.data)')
     return answer()
+
+
+def refuse_plain(model: chainer.Link) -> None:
+    """Raises ValueError if a link keeps a communicator of mpi4py's."""
+    for path, link in model.namedlinks():
+        for name, value in vars(link).items():
+            if isinstance(value, MPI.Intracomm) and (
+                    value != MPI.COMM_NULL and value.size > 1):
+                raise ValueError(
+                    f'link {path} keeps a communicator of several ranks in '
+                    f'{name!r}, on which forward would wait for ever; keep '
+                    'its rank and size, or a communicator of ChainerMN')
 
 
 def hold(owner: Any) -> None:
@@ -107,26 +109,3 @@ _PATCHES = (
     _patch(Group, 'gather', lambda group, numbers: numbers[None].repeat(
         group.size, axis=0)),
     _patch(Group, 'gather_objects', lambda group, thing: [thing] * group.size))
-
-
-class _Refusing(MPI.Intracomm):
-    def __getattribute__(self, name: str) -> Any:
-        if name in _QUIET or name.startswith('__'):
-            return super().__getattribute__(name)
-        return answered(name, self, None, None)
-
-
-@contextlib.contextmanager
-def refusing(links: Mapping[str, chainer.Link]) -> Iterator[None]:
-    """A block in which mpi4py's communicators in links refuse operations."""
-    found = [(vars(link), name, value) for link in links.values()
-             for name, value in vars(link).items()
-             if isinstance(value, MPI.Intracomm) and value != MPI.COMM_NULL
-             and value.size > 1]
-    for own, name, comm in found:
-        own[name] = _Refusing(comm)
-    try:
-        yield
-    finally:
-        for own, name, comm in found:
-            own[name] = comm

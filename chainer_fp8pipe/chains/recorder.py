@@ -112,7 +112,6 @@ class Recorder:
             before = None if form in self._forms else copied(names.links)
             try:
                 with names.reporter.scope(one.program.reports), \
-                        collectives.refusing(names.links), \
                         between_calls(place), intercepting(one):
                     one.program.result = run()
                 one.refuse_placeholders()
