@@ -123,8 +123,7 @@ def _say(comm, text):
 
 def _said(model):
     busy = model.plan.predicted.busy
-    return (f'predicted {1e3 * model.plan.predicted.seconds:.1f} ms, '
-            f'balance {sum(busy) / len(busy) / max(busy):.2f}')
+    return f'balance {sum(busy) / len(busy) / max(busy):.2f}'
 
 
 def _serial(comm, scale, parts=1):

@@ -26,11 +26,8 @@ def sources_in(value: Any) -> tuple[Source, ...]:
 class Layout:
     """The chunk of each call of a program, and what chunks send.
 
-    Args:
-        program: One of those with this layout.
-        plan: Where the model is cut.
-        homes: Chunks of some calls, by number.
-        having: The chunks that have a parameter, by its path; others: any.
+    ``homes`` are chunks of some calls, by number; ``having`` are the chunks
+    that have a parameter, by its path.
     """
 
     def __init__(self, program: Any, plan: PartitionPlan,
@@ -79,9 +76,6 @@ class Layout:
 class Layouts:
     """The layouts of a model's programs.
 
-    Args:
-        plan: Where the model is cut.
-
     Attributes:
         keepers: The chunk with the calls of a link that keeps running
             values, by the link's path.
@@ -106,12 +100,9 @@ class Layouts:
         """
         key = program.key()
         if key not in self._found:
-            known = len(self.keepers)
-            found = self._make(program)
-            if len(self.keepers) > known or len(self._found) > _LAYOUTS:
-                # Programs that only read these values may do so elsewhere.
+            if len(self._found) > _LAYOUTS:
                 self.forget()
-            self._found[key] = found
+            self._found[key] = self._make(program)
         return self._found[key]
 
     def forget(self) -> None:
@@ -119,29 +110,31 @@ class Layouts:
         self._found.clear()
 
     def _make(self, program: Any) -> Layout:
+        links = [(number, name) for number, call in enumerate(program.calls)
+                 for name in (*call.whole, *call.reads)]
+
         def made() -> Layout:
             return Layout(program, self._plan, {
                 source.call: self._states[key]
                 for key, value in program.kept.items() if key in self._states
                 for source in sources_in(value)
-            } | {
-                number: self.keepers[name]
-                for number, call in enumerate(program.calls)
-                for name in (*call.whole, *call.reads)
-                if name in self.keepers}, self.having)
+            } | {number: self.keepers[name] for number, name in links
+                 if name in self.keepers}, self.having)
         known, layout = set(self.keepers), made()
         for call, chunk in zip(program.calls, layout.chunks, strict=True):
             for name in set(call.whole) - known:
                 self.keepers[name] = max(chunk, self.keepers.get(name, 0))
         if len(self.keepers) > len(known):
+            # Programs that only read these values may do so elsewhere.
+            self.forget()
             layout = made()
-        for call, chunk in zip(program.calls, layout.chunks, strict=True):
-            for name in (*call.whole, *call.reads):
-                if self.keepers.get(name, chunk) != chunk:
-                    raise ValueError(
-                        f'link {name} keeps running values, and its calls '
-                        'would be on two ranks for inputs of this form; make '
-                        'the partition with such an example')
+        for number, name in links:
+            chunk = layout.chunks[number]
+            if self.keepers.get(name, chunk) != chunk:
+                raise ValueError(
+                    f'link {name} keeps running values, and its calls would '
+                    'be on two ranks for inputs of this form; make the '
+                    'partition with such an example')
         for key, value in program.kept.items():
             made_by = [layout.chunks[one.call] for one in sources_in(value)]
             if made_by:

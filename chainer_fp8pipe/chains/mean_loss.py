@@ -1,11 +1,9 @@
 """Whether a model's loss is a mean over samples, as micro-batches need it."""
-# A pipeline takes the mean of its micro-batches' losses: the loss of the batch
-# where that is a mean over samples, and not where it is a sum, or a mean over
-# what the model itself counts.  So the first update compares: plain Chainer
-# computes the loss of the batch's first samples, and of the first and the
-# others alone (two samples may have equally many labels, many hardly have), as
-# in evaluation.  Weights matter little for this: those of other ranks are made
-# up, as views of a few numbers, which take no memory.
+# A pipeline takes the mean of its micro-batches' losses.  So the first update
+# compares: plain Chainer computes the loss of the batch's first samples, and
+# of the first and the others alone (two samples may have equally many labels,
+# many hardly have), as in evaluation.  Weights of other ranks are made up, as
+# views of a few numbers, which take no memory.
 from __future__ import annotations
 
 import contextlib
@@ -38,19 +36,15 @@ def why_no_mean(model: Callable, batches: Sequence[tuple[tuple, dict]],
 
     Also '' where the model cannot be run so, or draws random numbers.  It is
     called four times; what it changes outside of its links stays changed.
-
-    Args:
-        model: What returns the loss.
-        batches: Arguments of the micro-batches, by place and by name.
-        names: Of the model's links and parameters.
+    ``batches`` are the arguments of the micro-batches, by place and by name.
     """
     args, kwargs = batches[0]
     every = [_joined(parts) for parts in zip(*(
         (*one, *named.values()) for one, named in batches), strict=True)]
 
-    def loss(*rows: int) -> tuple[Any, list[tuple[int, int]]]:
+    def loss(rows: list[int]) -> tuple[Any, list[tuple[int, int]]]:
         few = [[one[row] for row in rows] if isinstance(one, (list, tuple))
-               else one[list(rows)] for one in every]      # copies
+               else one[rows] for one in every]     # copies
         labels = _Labels()
         with intercepting(labels):
             return model(*few[:len(args)], **dict(zip(
@@ -60,19 +54,18 @@ def why_no_mean(model: Callable, batches: Sequence[tuple[tuple, dict]],
         first, *others = range(min(len(every[0]), _SAMPLES))
         others = others or [first]
         with _ready(names):
-            (whole, _), *parts = (loss(first, *others), loss(first),
-                                  loss(*others))
-            again = float(loss(first, *others)[0])
+            (whole, _), *parts, (again, _) = map(loss, (
+                [first, *others], [first], others, [first, *others]))
         weights = weights_of([labels for _, labels in parts],
                              [1, len(others)])
         mean = sum(weight * float(part) for weight, (part, _) in zip(
             weights, parts, strict=True)) / sum(weights)
     except Exception:       # what it takes to be run has been recorded
         return ''
-    near = [math.isclose(whole, one, abs_tol=1e-6,
-                         rel_tol=_ROUNDING[whole.dtype.itemsize])
-            for one in (mean, again)]
-    if near[0] or not near[1] or not math.isfinite(whole - mean):
+    is_mean, is_same = (math.isclose(
+        whole, one, abs_tol=1e-6, rel_tol=_ROUNDING[whole.dtype.itemsize])
+        for one in (mean, float(again)))
+    if is_mean or not is_same or not math.isfinite(whole - mean):
         return ''
     return (f'the loss of {len(others) + 1} samples is {whole:.6g}, and the '
             f'mean of the loss of 1 and of {len(others)} of them, by samples, '

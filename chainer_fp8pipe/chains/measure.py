@@ -45,7 +45,7 @@ _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
 #: Attributes with arrays whose values decide about the output's shape.
 _DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
                        'slices'))
-#: Seconds; a shorter call is timed several times.
+#: Seconds; a shorter call is run so many times more, others once.
 _SHORT, _TIMES = 2e-3, 3
 
 
@@ -81,78 +81,58 @@ class Figures:
 
 def measured(node: Any, inputs: tuple, original: Callable, timed: bool
              ) -> Figures:
-    """The figures of a call, which is run alone on made-up values.
-
-    Args:
-        node: The function.
-        inputs: Of the call; placeholders, or real ones.
-        original: Makes the call.
-        timed: Whether it is timed, for which it is run again.
-    """
+    """The figures of a call, which is run alone on made-up values."""
     own = dict(attributes_of(node))
     try:
-        call = Figures(node.label)
+        call = Figures(node.label, timed=timed)
     except PlaceholderError:    # it would name a number that it computes with
-        call = Figures(kind_of(node).__name__)
-    call.timed = timed
+        call = Figures(kind_of(node).__name__, timed=timed)
     call.deferrable = type(node) in SEPARABLE and any(
         isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
     arrays = {name: value.copy() for name, value in own.items() if isinstance(
         value, chainer.get_array_types()) and not is_placeholder(value)}
-    with preserved():
+    with preserved(), _memory_traced():
         before: Any = numpy.random.get_state()
-        with memory_traced():
-            arguments, outs = _weighed(call, node, inputs, original)
+        times = [_run(call, node, inputs, original)]
         after: Any = numpy.random.get_state()
         # Whether a whole function draws may depend on data.
         call.draws = bool(before[2] != after[2] or (
             before[1] != after[1]).any()) or isinstance(node, WholeCall) or (
             kind_of(node).__name__ in _DRAWING)
-        _note_outputs(call, node, arguments, outs)
         call.writes = tuple([
             name for name, value in arrays.items()
             if bool((own[name] != value).any())])
-        if timed:
-            _time(call, node, own, inputs, original)
+        while timed and len(times) <= (
+                _TIMES if sum(times[-1]) <= _SHORT else 1):
+            times.append(_run(Figures(''), again(node, own), inputs, original))
+    call.forward, call.backward = map(min, zip(*times, strict=True))
     return call
 
 
-def _weighed(call: Figures, node: Any, inputs: tuple, original: Callable
-             ) -> tuple[tuple, tuple]:
-    """Measures the bytes that a call keeps, and those of its peak."""
+def _run(call: Figures, node: Any, inputs: tuple, original: Callable
+         ) -> tuple[float, float]:
+    """Notes what a call gives and keeps; seconds forward and backward."""
     arguments = made_up_inputs(inputs)
+    now = clock_of(chainer.backend.get_device_from_array(
+        *map(nested.array_of, arguments)))
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
+    begin = now()
     outs = original(node, arguments)
+    forward = now() - begin
     after, peak = tracemalloc.get_traced_memory()
     made = sum(nested.array_of(out).nbytes for out in outs)
     kept = max(after - start - made, 0)
     tracemalloc.reset_peak()
+    begin = now()
     _backward(outs)
+    backward = now() - begin
     _, later = tracemalloc.get_traced_memory()
     # Small objects of Python's count as nothing.
     call.kept = kept if kept > 16384 else 0
     call.temporary = max(peak, later) - after
-    return arguments, outs
-
-
-def _time(call: Figures, node: Any, own: dict[str, Any], inputs: tuple,
-          original: Callable) -> None:
-    """Times a call and its backward."""
-    now = clock_of(chainer.backend.get_device_from_array(
-        *map(nested.array_of, made_up_inputs(inputs))))
-    best = [float('inf')] * 2
-    for _ in range(_TIMES):
-        node, arguments = again(node, own), made_up_inputs(inputs)
-        times = [now()]
-        outs = original(node, arguments)
-        times.append(now())
-        _backward(outs)
-        times.append(now())
-        best = list(map(min, best, numpy.diff(times).tolist()))
-        if times[2] - times[0] > _SHORT:
-            break
-    call.forward, call.backward = best
+    _note_outputs(call, node, arguments, outs)
+    return forward, backward
 
 
 def _backward(outs: tuple) -> None:
@@ -165,14 +145,10 @@ def _backward(outs: tuple) -> None:
 
 
 def clock_of(device: Any) -> Callable[[], float]:
-    """A clock, in seconds, of the computation on a device of Chainer's.
-
-    On a processor, what other processes compute on the same core does not
-    count; a GPU is waited for.
-    """
+    """A clock, in seconds, of the computation on a device of Chainer's."""
     gpu: Any = getattr(device, 'device', None)
     if not isinstance(device, chainer.backend.GpuDevice):
-        return time.thread_time
+        return time.thread_time     # without what other processes compute
 
     def now() -> float:
         gpu.synchronize()
@@ -181,16 +157,13 @@ def clock_of(device: Any) -> Callable[[], float]:
 
 
 @contextlib.contextmanager
-def memory_traced() -> Iterator[None]:
+def _memory_traced() -> Iterator[None]:
     """A block in which ``tracemalloc`` counts what is allocated."""
-    tracing = tracemalloc.is_tracing()
-    if not tracing:
-        tracemalloc.start(1)
-    try:
+    with contextlib.ExitStack() as stack:
+        if not tracemalloc.is_tracing():
+            tracemalloc.start(1)
+            stack.callback(tracemalloc.stop)
         yield
-    finally:
-        if not tracing:
-            tracemalloc.stop()
 
 
 def _note_outputs(call: Figures, node: Any, arguments: tuple, outs: tuple
@@ -250,39 +223,31 @@ def with_real(value: Any) -> Any:
             leaves, made_up_inputs(tuple(leaves)), strict=True)])
 
 
-# --- the form of a call ------------------------------------------------------
-
 def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
     """A key that only calls of equal shapes and cost share; None: none.
 
     Of Chainer's functions: numbers that are no integers, and the values of
     arrays (each call of an EmbedID gets other words), decide about no shape.
-
-    Args:
-        node: The function.
-        own: Its attributes.
-        inputs: Of the call.
     """
     kind, config = kind_of(node), chainer.config
-    found: list[Any] = [kind, config.enable_backprop, config.train]
-    theirs = kind.__module__.startswith('chainer.')
+    exact = not kind.__module__.startswith('chainer.')
     try:
         if issubclass(kind, ArrayCall):
-            found += [_identity(node.run), nested.signature(node.tree),
-                      node.kinds]
-        elif theirs and kind.__name__ == 'Forget':
-            found.append(_identity(own['func']))
+            about: Any = (_identity(node.run), nested.signature(node.tree),
+                          node.kinds)
+        elif not exact and kind.__name__ == 'Forget':
+            about = _identity(own['func'])
         else:
-            found += [(name, type(value) if theirs and name == 'value' and (
-                isinstance(value, (int, float))) else _form(
-                    value, not theirs or name in _DECIDING))
-                for name, value in own.items() if name not in CHAINERS]
-        exact = not theirs and kind is not WholeCall
-        found += [(_form(nested.array_of(x), exact and not (
-                       kind is ArrayCall and is_placeholder(x))),
-                   isinstance(x, chainer.Variable) and x.requires_grad)
-                  for x in inputs]
-        key = tuple(found)
+            about = tuple([(name, type(value) if not exact and (
+                name == 'value' and isinstance(value, (int, float)))
+                else _form(value, exact or name in _DECIDING))
+                for name, value in own.items() if name not in CHAINERS])
+        exact = exact and kind is not WholeCall
+        key = kind, config.enable_backprop, config.train, about, tuple([
+            (_form(nested.array_of(x), exact and not (
+                kind is ArrayCall and is_placeholder(x))),
+             isinstance(x, chainer.Variable) and x.requires_grad)
+            for x in inputs])
         hash(key)
     except TypeError:
         return None
@@ -296,18 +261,15 @@ def _identity(run: Any) -> Any:
     function = getattr(run, '__func__', run)
     if not isinstance(function, types.FunctionType):
         return _form(run, True)
-    around = (*(function.__defaults__ or ()), *(
-        cell.cell_contents for cell in function.__closure__ or ()))
-    return (function.__code__, id(getattr(run, '__self__', None)),
-            tuple(map(_identity, around)))
+    return function.__code__, id(getattr(run, '__self__', None)), tuple(
+        map(_identity, (*(function.__defaults__ or ()), *(
+            cell.cell_contents for cell in function.__closure__ or ()))))
 
 
 def _form(value: Any, exact: bool) -> Any:
     """Equal for values with which a call gives the same shapes.
 
-    Args:
-        value: An input, or an attribute, of a function.
-        exact: Whether its numbers may decide about shapes.
+    ``exact``: numbers may decide about shapes.
     """
     value, of = nested.array_of(value), type(value)
     array: Any = value
@@ -330,19 +292,10 @@ def _form(value: Any, exact: bool) -> Any:
     return of, value
 
 
-# --- an optimizer ------------------------------------------------------------
-
 @own_work()
 def optimizer_arrays(optimizer: Any, dtype: Any, device: Any
                      ) -> tuple[int, float]:
     """The memory that an optimizer keeps, and that an update takes.
-
-    A copy of the optimizer updates a parameter of its own.
-
-    Args:
-        optimizer: A ``chainer.Optimizer``, set up or not; it stays as it is.
-        dtype: Of the parameters.
-        device: Chainer's.
 
     Returns:
         Arrays of a parameter's size that it keeps, and bytes of temporary
@@ -356,11 +309,11 @@ def optimizer_arrays(optimizer: Any, dtype: Any, device: Any
     clone.hyperparam = copy.copy(optimizer.hyperparam)
     clone.setup(link)
     parameter.grad = parameter.array * 1e-3
-    parameter.update()      # makes what it keeps
-    with memory_traced():
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        parameter.update()
+    with _memory_traced():
+        for _ in range(2):      # the first makes what it keeps
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            parameter.update()
         temporary = tracemalloc.get_traced_memory()[1] - before - (1 << 13)
     return (sum(getattr(value, 'shape', ()) == parameter.shape for value in (
         parameter.update_rule.state or {}).values()),

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +11,6 @@ import chainer
 
 from ..mpi.agreement import agree, of_first_rank, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
-from ..mpi.measured import measure_links
 from ..mpi.world import enter_world
 from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
@@ -18,12 +18,12 @@ from ..report.quantities import parse_bytes, size
 from . import nested
 from .attributes import generators_of, set_state, state_of
 from .calls import order_of
+from .collectives import refuse_plain
 from .cuts import (
     CutProblem,
     DoesNotFit,
     Intervals,
-    Wire,
-    rank_bytes,
+    plan_of,
     search,
 )
 from .deferred import place_array
@@ -46,8 +46,6 @@ _OVERHEAD = 16e6
 #: Arrays of a parameter's size without the optimizer's: the value, and the
 #: sum of gradients.
 _COPIES = 2.0
-#: Seconds in which Python packs and unpacks a message.
-_PACKING = 5e-5
 
 _DEFAULTS = {'micro_batches': 4, 'schedule': '1f1b', 'chunks': 1}
 
@@ -128,15 +126,23 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     shapeless = [parameter for parameter in model.params()
                  if parameter._data[0] is None]
     try:
-        part, kind = _cut(model, example, grid, limit, recompute, options,
-                          optimizer, plan, loss_func)
+        recorder, program, call = _recorded(model, loss_func or model,
+                                            example, grid)
+        found = of_first_rank(grid.comm, lambda: _plan(
+            recorder, program, plan, options, _problem(
+                model, grid, limit, recompute, options, optimizer)))
+        kind: Any = type(model)
+        with preserved():
+            part, made = _together(grid.comm, lambda: (
+                Partition(recorder, found, grid, call, loss_func),
+                class_of(kind)))
         part.placement.distribute()
     except BaseException:       # a later forward pass must draw as usual
         for parameter in shapeless:
             if is_placeholder(parameter._data[0]):
                 place_array(parameter, None)
         raise
-    model.partition, model.__class__ = part, kind
+    model.partition, model.__class__ = part, made
     return model
 
 
@@ -161,6 +167,7 @@ def _checked(model: Any, memory: Any, recompute: Any,
     if not isinstance(optimizer, (chainer.GradientMethod, type(None))):
         raise TypeError('optimizer must be a chainer.GradientMethod, not '
                         f'{type(optimizer).__name__}')
+    refuse_plain(model)
     # Checks the others; the search checks the number of stages.
     chosen: dict[str, Any] = {**_DEFAULTS, **options}
     make_schedule(chosen['schedule'], 1, chosen['micro_batches'],
@@ -168,37 +175,12 @@ def _checked(model: Any, memory: Any, recompute: Any,
     return parse_bytes(memory)
 
 
-def _cut(model: Any, example: Any, grid: ProcessGrid, limit: float | None,
-         recompute: Any, options: Mapping[str, Any], optimizer: Any,
-         plan: Any, loss_func: Callable | None) -> tuple[Partition, Any]:
-    """This rank's side of the cut, and the class that the model gets."""
-    comm, function = grid.comm, loss_func or model
-    recorder, program, call = _recorded(model, function, example, grid)
-    arrays, temporary = of_first_rank(comm, lambda: (2, 3.0) if (
-        optimizer is None) else optimizer_arrays(
-            optimizer, chainer.get_dtype(), model.device))
-    latency, bandwidth = measure_links(grid.pipeline)
-    chosen: dict[str, Any] = {**_DEFAULTS, **options}
-    problem = CutProblem(
-        grid.stages, memory=limit, copies=_COPIES + arrays,
-        recompute=recompute, wire=Wire(latency + _PACKING, bandwidth),
-        overhead=_OVERHEAD, temporary=temporary, **chosen)
-    found = of_first_rank(comm, lambda: _plan(
-        recorder, program, problem, plan, options))
-
-    def cut() -> tuple[Partition, Any]:
-        kind: Any = type(model)
-        with preserved():
-            return (Partition(recorder, found, grid, call, loss_func),
-                    class_of(kind))
-    return _together(comm, cut)
-
-
 def _recorded(model: Any, function: Callable, example: Any,
               grid: ProcessGrid
               ) -> tuple[Recorder, Program, Callable[[], Any]]:
+    """The recorder, the example's program, and what runs the example."""
     names = _together(grid.comm, lambda: Names(model))
-    _share_generators(names, grid.comm, grid.pipeline)
+    _share_generators(names, grid)
 
     def record() -> tuple[Recorder, Program, Callable[[], Any]]:
         leaves, tree = nested.leaves(nested.arguments_of(example))
@@ -212,32 +194,58 @@ def _recorded(model: Any, function: Callable, example: Any,
         found = record_example(recorder, call, grid.comm.rank == 0)
         check_result(found.result)
         return recorder, found, call
+
+    def alike() -> dict[str, str]:
+        """Shapes and dtypes of what the first rank sends, and the calls."""
+        arrays = {f'parameter {name}': parameter._data[0]
+                  for name, parameter in names.parameters.items()} | {
+            f'{name!r} of link {path}': getattr(link, name)
+            for path, link in names.links.items()
+            for name in sorted(link._persistent)}
+        return {name: f'{array.dtype} {tuple(array.shape)}'
+                for name, array in arrays.items() if hasattr(array, 'shape')
+                } | found[1].description()
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
     first = _together(grid.comm, lambda: record() if is_first else None)
     others = _together(grid.comm, lambda: None if is_first else record())
-    recorder, program, call = first or others
+    found = first or others
     raise_together(
-        grid.comm, lambda: {**_shapes(names), **program.description()},
-        ValueError, dict, 'Build the same model on all ranks, and give '
-        'partition() examples of the same shapes; what a model calls must '
-        'not depend on the rank.')
-    return recorder, program, call
+        grid.comm, alike, ValueError, dict, 'Build the same model on all '
+        'ranks, and give partition() examples of the same shapes; what a '
+        'model calls must not depend on the rank.')
+    return found
 
 
-def _shapes(names: Names) -> dict[str, str]:
-    """Shapes and dtypes of what the first rank sends."""
-    arrays = {f'parameter {name}': parameter._data[0]
-              for name, parameter in names.parameters.items()}
-    for path, link in names.links.items():
-        for name in sorted(link._persistent):
-            arrays[f'{name!r} of link {path}'] = getattr(link, name)
-    return {name: f'{array.dtype} {tuple(array.shape)}'
-            for name, array in arrays.items() if hasattr(array, 'shape')}
+def _share_generators(names: Names, grid: ProcessGrid) -> None:
+    """Sets links' generators to the states that they have on stage 0."""
+    own, states = _together(grid.comm, lambda: (
+        found := generators_of(names.links), list(map(state_of, found))))
+    states = grid.pipeline.bcast(states)
+
+    def write() -> None:
+        if len(own) != len(states):
+            raise ValueError(
+                f'links keep {len(own)} generators of random numbers here, '
+                f'and {len(states)} on the first stage; build the same model '
+                'on all ranks')
+        list(map(set_state, own, states))
+    _together(grid.comm, write)
 
 
-def _plan(recorder: Recorder, program: Program, problem: CutProblem,
-          given: Any, options: Mapping[str, Any]) -> PartitionPlan:
+def _problem(model: Any, grid: ProcessGrid, limit: float | None,
+             recompute: Any, options: Mapping[str, Any], optimizer: Any
+             ) -> CutProblem:
+    arrays, temporary = (2, 3.0) if optimizer is None else optimizer_arrays(
+        optimizer, chainer.get_dtype(), model.device)
+    return CutProblem(
+        grid.stages, memory=limit, copies=_COPIES + arrays,
+        recompute=recompute, overhead=_OVERHEAD, temporary=temporary,
+        **{**_DEFAULTS, **options})
+
+
+def _plan(recorder: Recorder, program: Program, given: Any,
+          options: Mapping[str, Any], problem: CutProblem) -> PartitionPlan:
     """The best plan, or what was given."""
     parameters = parameters_of(recorder.names)
     if given is None:
@@ -249,14 +257,14 @@ def _plan(recorder: Recorder, program: Program, problem: CutProblem,
             raise type(error)('; '.join([
                 str(error), *recorder.undivided()])) from error
     plan = load_plan(given)
-    _check_plan(plan, recorder.names, problem, options)
+    _check_plan(plan, problem, options, parameters)
     if problem.memory is None:
         return plan
     intervals = Intervals(program.calls, plan.order, parameters)
-    _, memory = rank_bytes(intervals, dataclasses.replace(
+    memory = plan_of(intervals, dataclasses.replace(
         problem, micro_batches=plan.micro_batches, schedule=plan.schedule,
         chunks=plan.chunks), intervals.ends_of(plan.positions),
-        plan.recompute)
+        plan.recompute).predicted.memory
     if max(memory) > problem.memory:
         raise DoesNotFit(
             f'the plan needs {size(max(memory), up=True)} on stage '
@@ -265,40 +273,20 @@ def _plan(recorder: Recorder, program: Program, problem: CutProblem,
     return plan
 
 
-def _check_plan(plan: PartitionPlan, names: Names, problem: CutProblem,
-                options: Mapping[str, Any]) -> None:
+def _check_plan(plan: PartitionPlan, problem: CutProblem,
+                options: Mapping[str, Any], parameters: Mapping[str, Any]
+                ) -> None:
     if plan.stages != problem.stages:
         raise ValueError(f'the plan is for {plan.stages} stages, and there '
                          f'are {problem.stages}')
+    if problem.recompute != 'auto':
+        options = {**options, 'recompute': (
+            bool(problem.recompute),) * len(plan.recompute)}
     for name, value in options.items():
         if value != getattr(plan, name):
             raise ValueError(f'{name} is {value!r}, and the plan is for '
                              f'{getattr(plan, name)!r}; leave it out')
-    if problem.recompute != 'auto' and any(
-            again is not bool(problem.recompute) for again in plan.recompute):
-        raise ValueError(f'recompute is {problem.recompute}, and the plan '
-                         f'has {list(plan.recompute)}; leave it out')
-    for group in plan.order:
-        for name in group:
-            if name not in names.parameters:
-                raise ValueError(f'the plan knows a parameter {name}, which '
-                                 'the model has not')
-
-
-def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
-    """Sets links' generators to the states that they have on stage 0."""
-    def read() -> tuple[list[Any], list[Any]]:
-        found = generators_of(names.links)
-        return found, list(map(state_of, found))
-    own, states = _together(comm, read)
-    states = pipeline.bcast(states)
-
-    def write() -> None:
-        if len(own) != len(states):
-            raise ValueError(
-                f'links keep {len(own)} generators of random numbers here, '
-                f'and {len(states)} on the first stage; build the same model '
-                'on all ranks')
-        for generator, state in zip(own, states, strict=True):
-            set_state(generator, state)
-    _together(comm, write)
+    for name in itertools.chain(*plan.order):
+        if name not in parameters:
+            raise ValueError(f'the plan knows a parameter {name}, which '
+                             'the model has not')

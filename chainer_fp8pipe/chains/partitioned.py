@@ -90,8 +90,6 @@ class Partition:
         placement: Of parameters.
         state: What links keep.
         programs: Of this step's micro-batches.
-        crossing: For each boundary name and form of the values that are sent
-            in training.
         optimizer: That trains the model; None: not known yet.
     """
 
@@ -112,10 +110,6 @@ class Partition:
                     'be sent to another rank; return numbers, or mark a '
                     'function around what reads them: '
                     'chainer_fp8pipe.atomic(function)')
-        self.crossing = [
-            [(calls[source.call].name,
-              calls[source.call].outputs[source.output])
-             for source in sources] for sources in layout.incoming[1:]]
         self.placement = Placement(self.names, plan, grid, {
             name: tuple(sorted(
                 {*layout.holders.get(name, ()), *late.get(name, ())}

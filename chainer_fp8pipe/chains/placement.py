@@ -28,9 +28,6 @@ class Placement:
     """The ranks of parameters and running values.
 
     Args:
-        names: Of the model.
-        plan: Where it is cut.
-        grid: The ranks.
         chunks: The chunks that use a parameter, its home's first, by its
             path.
         keepers: The chunk of the links that keep running values, by path.
@@ -74,37 +71,11 @@ class Placement:
         # As in serial training: what gets its shape in forward is drawn last.
         # A parameter that its link makes in forward has no values yet.
         names, comm = self.names, self._grid.comm
-        values = self._sent(comm, comm.bcast([name for name in sorted(
+        self._send(comm, dict.fromkeys(comm.bcast([name for name in sorted(
             names.parameters, key=lambda name: names.shaped.index(name) + 1
             if name in names.shaped else 0)
-            if names.parameters[name]._data[0] is not None]))
-        # A rank's error with one value is raised when all ask for the next.
-        while (host := _together(comm, lambda: next(values, None))) is not (
-                None):
-            _broadcast(comm, host, 0)
+            if names.parameters[name]._data[0] is not None]), 0))
         _share_persistent(names, comm, 0, names.links)
-
-    def _sent(self, comm: MPI.Comm, order: list[str]
-              ) -> Iterator[numpy.ndarray]:
-        """Gives memory for each value that is sent.
-
-        When it goes on, the first rank's value has come.
-        """
-        for name in order:
-            parameter = self.names.parameters[name]
-            if comm.rank == 0 and is_placeholder(parameter._data[0]):
-                _draw(name, parameter)
-            array = parameter._data[0]
-            host = numpy.empty(array.shape, array.dtype)
-            if comm.rank == 0:
-                host[...] = chainer.backends.cuda.to_cpu(array)
-            yield host
-            if name not in self.own:
-                take_away(name, parameter)
-            elif is_placeholder(array):
-                settle(parameter, parameter._initial_device.send(host))
-            else:
-                _write(host, array)
 
     def fetch(self) -> None:
         """Gives all ranks the whole model, until :meth:`give_back`.
@@ -115,33 +86,17 @@ class Placement:
             ValueError: A value cannot be sent; on all ranks.
         """
         comm, before = self._grid.pipeline, self.ranks
-        names = [name for name, parameter in self.names.parameters.items()
+        roots = {name: before[name][0]
+                 for name, parameter in self.names.parameters.items()
                  if parameter._data[0] is not None
-                 and len(before[name]) < comm.size]
-
-        def own_values() -> dict[str, Any]:
-            return {name: _host_value(name, self.names.parameters[name])
-                    for name in names if before[name][0] == comm.rank}
-        # Before the first message: who waits for one learns of no error.
-        values = _together(comm, own_values)
+                 and len(before[name]) < comm.size}
         self._before = self.chunks
-        for name in names:
-            parameter = self.names.parameters[name]
-            if name not in values:
-                values[name] = numpy.empty(parameter.shape, parameter.dtype)
-            _broadcast(comm, values[name], before[name][0])
         self._set({name: (*chunks, *(
-            stage for stage in range(comm.size * (name in values))
+            stage for stage in range(comm.size * (name in roots))
             if stage not in before[name]))
             for name, chunks in self.chunks.items()})
-
-        def settle_all() -> None:
-            for name, value in values.items():
-                if comm.rank not in before[name]:
-                    parameter = self.names.parameters[name]
-                    settle(parameter, parameter._initial_device.send(value))
         try:
-            _together(comm, settle_all)
+            self._send(comm, roots)
         except ValueError:
             self.give_back()
             raise
@@ -149,6 +104,38 @@ class Placement:
             _share_persistent(self.names, comm, stage, [
                 path for path, chunk in self._keepers.items()
                 if chunk % self._plan.stages == stage])
+
+    def _send(self, comm: MPI.Comm, roots: Mapping[str, int]) -> None:
+        """Gives parameters' values, one after the other, to their ranks."""
+        values = self._sent(comm.rank, roots)
+        # A rank's error with one value is raised when all ask for the next.
+        while (one := _together(comm, lambda: next(values, None))) is not None:
+            host, root = one
+            if comm.size > 1:
+                wait_until(comm.Ibcast([host.reshape(-1).view(numpy.uint8),
+                                        MPI.BYTE], root).Test)
+
+    def _sent(self, rank: int, roots: Mapping[str, int]
+              ) -> Iterator[tuple[numpy.ndarray, int]]:
+        """Gives memory for each value that is sent, and the rank with it.
+
+        When it goes on, the value has come.
+        """
+        for name, root in roots.items():
+            parameter = self.names.parameters[name]
+            if rank == root and is_placeholder(parameter._data[0]):
+                _draw(name, parameter)
+            array = parameter._data[0]
+            host = numpy.empty(array.shape, array.dtype)
+            if rank == root:
+                host[...] = chainer.backends.cuda.to_cpu(array)
+            yield host, root
+            if name not in self.own:
+                take_away(name, parameter)
+            elif is_placeholder(array):
+                settle(parameter, parameter._initial_device.send(host))
+            else:
+                _write(host, array)
 
     def give_back(self) -> bool:
         """Leaves placeholders of what was fetched; whether anything was."""
@@ -188,12 +175,6 @@ class Placement:
         return ''
 
 
-def _broadcast(comm: MPI.Comm, host: numpy.ndarray, root: int) -> None:
-    if comm.size > 1:
-        wait_until(comm.Ibcast([host.reshape(-1).view(numpy.uint8),
-                                MPI.BYTE], root).Test)
-
-
 def _draw(name: str, parameter: chainer.Parameter) -> None:
     try:
         draw(parameter)
@@ -202,33 +183,22 @@ def _draw(name: str, parameter: chainer.Parameter) -> None:
                          f'{type(error).__name__}: {error}') from error
 
 
-def _host_value(name: str, parameter: chainer.Parameter) -> numpy.ndarray:
-    if is_placeholder(parameter._data[0]):
-        raise ValueError(
-            f'parameter {name} has no values yet; make the partition with '
-            'an example that gives it its shape')
-    return numpy.asarray(chainer.backends.cuda.to_cpu(parameter._data[0]),
-                         order='C')
-
-
 def _share_persistent(names: Names, comm: MPI.Comm, root: int,
                       paths: Iterable[str]) -> None:
     """Gives all ranks one rank's persistent values of links."""
-    kinds = (*PLAIN, *chainer.get_array_types())
-
-    def read() -> dict[tuple[str, str], Any]:
-        return {(path, name): chainer.backends.cuda.to_cpu(value)
-                if isinstance(value, chainer.get_array_types()) else value
-                for path in paths
-                for name in sorted(names.links[path]._persistent)
-                if isinstance(value := getattr(names.links[path], name),
-                              kinds)}
-    values = comm.bcast(_together(comm, lambda: read() if (
-        comm.rank == root) else None), root)
+    def read() -> list[tuple[str, str, Any]]:
+        found = [(path, name, getattr(names.links[path], name))
+                 for path in paths
+                 for name in sorted(names.links[path]._persistent)]
+        return [(path, name, chainer.backends.cuda.to_cpu(value) if isinstance(
+            value, chainer.get_array_types()) else value)
+            for path, name, value in found
+            if isinstance(value, (*PLAIN, *chainer.get_array_types()))]
+    is_root = comm.rank == root
+    values = comm.bcast(_together(comm, lambda: is_root and read()), root)
 
     def write() -> None:
-        for (path, name), value in ({} if comm.rank == root
-                                    else values).items():
+        for path, name, value in () if is_root else values:
             link = names.links[path]
             now = getattr(link, name)
             if not isinstance(value, numpy.ndarray):

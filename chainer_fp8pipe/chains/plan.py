@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +17,6 @@ class Predicted:
     """Predicted seconds and bytes of a plan.
 
     Attributes:
-        seconds: Of a step, without the update of the parameters.
         busy: Seconds in which each chunk computes, per micro-batch.
         memory: Bytes that each rank needs at most, beyond the
             interpreter's.
@@ -25,7 +24,6 @@ class Predicted:
             one, per micro-batch.
     """
 
-    seconds: float = 0.0
     busy: tuple[float, ...] = ()
     memory: tuple[float, ...] = ()
     crossing: tuple[float, ...] = ()
@@ -112,22 +110,15 @@ class PartitionPlan:
         return {name: sum(cut <= (place, 0) for cut in self.positions)
                 for place, group in enumerate(self.order) for name in group}
 
-    def first(self, chunk: int) -> str:
-        """The path of the chunk's first parameter; '' if it has none."""
-        homes = self.homes()
-        return next((group[0] for group in self.order
-                     if homes[group[0]] == chunk), '')
-
     def headline(self, title: str = '', replicas: int = 1) -> str:
         """The plan in a line; ``title`` is the model's, if known."""
-        busy, seconds = self.predicted.busy, self.predicted.seconds
+        busy = self.predicted.busy
         return (f'{title}: ' * bool(title) + counted(self.stages, 'stage')
                 + f' x {replicas} replicas' * (replicas > 1)
                 + f', {self.schedule} with '
                 + counted(self.micro_batches, 'micro-batch') + (
                     f', balance {sum(busy) / len(busy) / max(busy):.2f}'
-                    if any(busy) else '')
-                + f', {1e3 * seconds:.3g} ms a step predicted' * bool(seconds))
+                    if any(busy) else ''))
 
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
@@ -136,15 +127,6 @@ class PartitionPlan:
     def as_dict(self) -> dict[str, Any]:
         """The content of the file that :meth:`save` writes."""
         return asdict(self)
-
-
-def _in_words(values: Sequence[tuple[str, Value]]) -> str:
-    """Bytes of values that cross a boundary, and what two of them are."""
-    names = ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
-                      for name, value in values[:2])
-    return (size(sum(value.nbytes for _, value in values))
-            + f': {names}' * bool(values)
-            + f' and {len(values) - 2} more' * (len(values) > 2))
 
 
 def table(part: Any, title: str, sizes: Mapping[str, Value]) -> str:
@@ -158,6 +140,8 @@ def table(part: Any, title: str, sizes: Mapping[str, Value]) -> str:
     """
     plan, predicted = part.plan, part.plan.predicted
     total = sum(predicted.busy) or 1.0
+    begins = [plan.order[0][0] if plan.order else '',
+              *(cut.before for cut in plan.cuts)]
     rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
              'first parameter']]
     for chunk, again in enumerate(plan.recompute):
@@ -166,14 +150,13 @@ def table(part: Any, title: str, sizes: Mapping[str, Value]) -> str:
             f'{stage}.{chunk // plan.stages}' if plan.chunks > 1
             else str(stage),
             ' '.join(map(str, part.grid.ranks[stage])),
-            f'{100 * predicted.busy[chunk] / total:.0f} %'
-            if predicted.busy else '',
+            ''.join(f'{100 * busy / total:.0f} %'
+                    for busy in predicted.busy[chunk:chunk + 1]),
             size(sum(sizes[name].nbytes
                      for name in part.placement.used[chunk])),
-            size(predicted.memory[stage]) if predicted.memory else '',
-            ''.join(_in_words(values)
-                    for values in part.crossing[chunk:chunk + 1]),
-            plan.first(chunk) + ' (again)' * again])
+            ''.join(map(size, predicted.memory[stage:stage + 1])),
+            ''.join(map(size, predicted.crossing[chunk:chunk + 1])),
+            begins[chunk] + ' (again)' * again])
     notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
         plan.recompute)
     return '\n'.join([

@@ -1,27 +1,36 @@
-"""The search for a cut, against trying all of them."""
+"""Costs of chunks and the search for a cut, against trying all of them."""
+import bisect
+import collections
 import dataclasses
 import itertools
 import re
 
-from chainer_fp8pipe.chains.calls import order_of
+from chainer_fp8pipe.chains.calls import (
+    Position,
+    Source,
+    assign,
+    order_of,
+    positions,
+)
 from chainer_fp8pipe.chains.cuts import (
+    BANDWIDTH,
+    LATENCY,
     CutProblem,
     DoesNotFit,
     Intervals,
-    Wire,
-    least_memory,
     plan_of,
     search,
 )
+from chainer_fp8pipe.chains.measure import optimizer_arrays
 from chainer_fp8pipe.report.quantities import parse_bytes
 
+import chainer
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chains.traces import PARAMETERS, chain, few, traces
-
-WIRE = Wire(1e-4, 1e6)
+from tests.chains.traces import PARAMETERS, chain, few, stacked, traces
 
 
 def intervals_of(calls, parameters=PARAMETERS):
@@ -37,12 +46,12 @@ def every_cut(intervals, problem):
 def slowest(intervals, problem, ends):
     """Seconds of the slowest chunk, with what it sends and receives."""
     def traffic(index):
-        return (intervals.crossing[index] / problem.wire.bandwidth
-                + (intervals.crossing[index] > 0) * problem.wire.latency)
+        return (intervals.crossing[index] / BANDWIDTH
+                + (intervals.crossing[index] > 0) * LATENCY)
     return max(
-        (intervals.forward[end] - intervals.forward[start])
+        intervals.forward[start, end]
         * (1 + (problem.recompute is True and not intervals.once[start, end]))
-        + intervals.backward[end] - intervals.backward[start]
+        + intervals.backward[start, end]
         + 2 * (traffic(start) + traffic(end))
         for start, end in itertools.pairwise((0, *ends)))
 
@@ -57,7 +66,7 @@ def problems(draw):
     stages = draw(st.integers(1, 3))
     schedule = draw(st.sampled_from(['gpipe', '1f1b', 'zero_bubble']))
     return intervals, CutProblem(
-        stages, draw(st.integers(1, 4)), schedule, wire=WIRE,
+        stages, draw(st.integers(1, 4)), schedule,
         recompute=draw(st.sampled_from(['auto', True, False])))
 
 
@@ -148,13 +157,7 @@ def test_weights_that_wait_take_memory():
                       for one in (plain, waiting))
         assert more == tuple(
             nbytes + waits * live * calls[0].outputs[0].nbytes
-            for nbytes, live in zip(less, problem.live(), strict=True))
-
-
-def test_a_step_is_the_slowest_ranks_work_and_the_others_bubble():
-    predicted = plan_of(intervals_of(*chain(.02, .03, size=0)), CutProblem(
-        2, 4, wire=Wire(.001, 1e12)), (1, 2)).predicted
-    assert predicted.seconds == pytest.approx(4 * .03 + .02 + 2 * .001)
+            for nbytes, live in zip(less, problem.live, strict=True))
 
 
 def test_memory_of_a_stage_is_that_of_its_parts():
@@ -187,28 +190,12 @@ def test_the_update_of_the_largest_parameter_has_room():
         search(intervals, dataclasses.replace(problem, memory=27_000))
 
 
-def test_a_model_that_does_not_fit_says_by_how_much():
-    intervals = intervals_of(*chain(*[.01] * 8, parameters=40_000_000))
-    problem = CutProblem(2, 4, memory=500e6)
-    with pytest.raises(DoesNotFit) as caught:
-        search(intervals, problem)
-    said = str(caught.value)
-    needed, more = map(float, re.search(
-        r'needs (\d+) MB, (\d+) MB more', said).groups())
-    # Four layers of 40 MB in five copies.
-    assert needed == pytest.approx(800, rel=.02)
-    assert more == pytest.approx(needed - 500, abs=1)
-    assert 'into 2 stages fits into 500 MB per rank' in said
-    assert search(intervals, dataclasses.replace(
-        problem, memory=least_memory(intervals, problem)))
-
-
 @pytest.mark.parametrize(('model', 'problem', 'said'), [
     (chain(*[.01] * 2, kept=50_000_000, parameters=4),
      CutProblem(2, 4, memory=60e6, recompute=False),
      r"help: more ranks, smaller micro-batches, recompute='auto'$"),
     (chain(*[.01] * 4, parameters=300), CutProblem(2, 4, memory=1000),
-     r'fits into 1 kB per rank; the best needs (\S+ kB), \S+ kB more'),
+     r'2 stages fits into 1 kB per rank; the best needs (\S+ kB), \S+ kB'),
     (chain(.01, .01), CutProblem(2, 4, memory=1e6, overhead=16e6),
      'A rank takes 16 MB for code and buffers, .* raise the limit')])
 def test_what_would_help_is_said(model, problem, said):
@@ -226,12 +213,9 @@ def test_a_stage_that_must_not_run_twice_keeps_all():
     calls[0].once = True
     intervals = intervals_of(calls, parameters)
     problem = CutProblem(2, 4, recompute=True)
-    found = search(intervals, problem)
-    assert found.recompute == (False, True)
+    assert search(intervals, problem).recompute == (False, True)
     # The first has two micro-batches alive, of its inputs and what it keeps.
     plain = search(intervals, dataclasses.replace(problem, recompute=False))
-    assert found.predicted.memory[0] == plain.predicted.memory[0]
-    assert found.predicted.busy[0] == plain.predicted.busy[0]
     limit = dataclasses.replace(problem, recompute='auto',
                                 memory=plain.predicted.memory[0] - 1)
     with pytest.raises(DoesNotFit):
@@ -239,3 +223,123 @@ def test_a_stage_that_must_not_run_twice_keeps_all():
     calls[0].once = False
     assert search(intervals_of(calls, parameters), limit
                   ).recompute == (True, False)
+
+
+# --- what an interval costs, against counting call by call -------------------
+
+def atoms_of(calls, found):
+    """The atom of each call."""
+    return [bisect.bisect_right(found.starts, here) - 1
+            for here in positions(calls, found.order)]
+
+
+def each_interval(count, atoms):
+    """Start and end, and the numbers of the calls inside."""
+    for start, end in itertools.combinations(range(count + 1), 2):
+        yield start, end, [number for number, atom in enumerate(atoms)
+                           if start <= atom < end]
+
+
+def nbytes(calls, sources):
+    return sum(calls[source.call].outputs[source.output].nbytes
+               for source in set(sources))
+
+
+@few
+@given(traces(seconds=True), st.data())
+def test_an_interval_costs_what_its_calls_do(calls, data):
+    found = intervals_of(calls)
+    atoms = atoms_of(calls, found)
+    for start, end, numbers in each_interval(found.count, atoms):
+        inside = [calls[number] for number in numbers]
+        for name in 'forward', 'backward':
+            assert getattr(found, name)[start, end] == pytest.approx(
+                sum(getattr(call, name) for call in inside))
+        # A shared parameter counts once, and what two calls keep.
+        assert found.parameters[start, end] == sum(
+            PARAMETERS[name].nbytes
+            for name in {name for call in inside for name in call.parameters})
+        assert found.kept[start, end] == nbytes(calls, [
+            source for call in inside for source in call.retained]) + sum(
+                call.kept for call in inside)
+    for index in range(found.count + 1):
+        over = {source for call, atom in zip(calls, atoms, strict=True)
+                for source in call.inputs
+                if atoms[source.call] < index <= atom}
+        assert found.crossing[index] == nbytes(calls, over)
+    # Atoms are in order, and no link to be whole is in two.
+    assert sorted(set(found.starts)) == found.starts
+    assert set(atoms) == set(range(found.count))
+    for name in {name for call in calls for name in call.whole}:
+        assert len({atom for call, atom in zip(calls, atoms, strict=True)
+                    if name in call.whole}) == 1
+    # The stages of a run are the intervals that were weighed.
+    inner = range(1, found.count)
+    ends = sorted(data.draw(st.sets(st.sampled_from(inner)))
+                  ) if inner else []
+    cuts = [found.starts[end] for end in ends]
+    assert found.ends_of(cuts) == (*ends, found.count)
+    run = assign(calls, order_of(calls), cuts)
+    assert run.chunks == tuple(bisect.bisect_right(ends, atom)
+                               for atom in atoms)
+    assert [nbytes(calls, values) for values in run.crossing] == [
+        found.crossing[end] for end in ends]
+
+
+def test_a_loop_is_no_place_for_a_cut():
+    found = intervals_of(stacked(3, 4), collections.defaultdict(
+        lambda: PARAMETERS['/0/W']))
+    assert [start.place for start in found.starts] == [0, 1, 2]
+
+
+def test_calls_after_the_last_parameter_can_be_cut():
+    calls, parameters = chain(1, 1)
+    calls[1].parameters = ()
+    found = intervals_of(calls, parameters)
+    assert found.starts == [Position(0, 0), Position(0, 1)]
+    numpy.testing.assert_array_equal(found.crossing, [0, 1000, 0])
+
+
+def walk(calls, inside, parameters=PARAMETERS):
+    """Bytes at the worst moment, with a dictionary of what is there."""
+    order = sorted(inside, reverse=True)
+    left = collections.Counter(name for number in order
+                               for name in calls[number].parameters
+                               if name in parameters)
+    there, most = {}, 0
+    for number in order:
+        call = calls[number]
+        for output in call.outputs:     # among the call's own arrays
+            there.pop(Source(number, output), None)
+        most = max(most, call.temporary + sum(there.values()))
+        for source in call.inputs:
+            value = calls[source.call].outputs[source.output]
+            if source.call in inside and value.wants:
+                there[source] = value.nbytes
+        for name in set(left) & set(call.parameters):
+            left[name] -= 1
+            there[name] = parameters[name].nbytes
+            if not left[name]:
+                del there[name]
+    return most
+
+
+@few
+@given(traces())
+def test_a_pass_back_needs_no_more_than_its_interval_is_said_to(calls):
+    found = intervals_of(calls)
+    atoms = atoms_of(calls, found)
+    for start, end, inside in each_interval(found.count, atoms):
+        assert found.temporary[start, end] >= walk(calls, inside)
+    assert not numpy.tril(found.temporary).any()
+
+
+@pytest.mark.parametrize(('kind', 'kept', 'taken'), [
+    ('SGD', 0, 1), ('MomentumSGD', 1, 1), ('Adam', 2, 3)])
+def test_arrays_of_an_optimizer_are_counted(kind, kept, taken):
+    optimizer = getattr(chainer.optimizers, kind)()
+    found, temporary = optimizer_arrays(
+        optimizer, 'f', chainer.get_device('@numpy'))
+    assert found == kept
+    assert temporary == pytest.approx(taken, abs=.2)
+    assert optimizer.target is None

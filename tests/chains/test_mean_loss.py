@@ -1,5 +1,6 @@
 """A loss that micro-batches would change is told of at the first update."""
 import contextlib
+import itertools
 import warnings
 
 from chainer_fp8pipe import (
@@ -82,8 +83,8 @@ def said(loss, comm, samples=4, later=True, micro_batches=2):
     return [str(one.message) for one in found], model
 
 
-@pytest.mark.parametrize('later', [True, False])
-@pytest.mark.parametrize('name', LOSSES)
+@pytest.mark.parametrize(('later', 'name'), zip(
+    itertools.cycle([True, False]), LOSSES))
 def test_a_loss_that_is_no_mean_over_samples_is_told_of(name, later):
     loss, is_mean = LOSSES[name]
     found, model = said(loss, MPI.COMM_SELF, later=later)

@@ -124,24 +124,22 @@ class Counting(Layers):
                                float(self.seen) * self.calls)
 
 
-@pytest.mark.parametrize(('kind', 'plan', 'kept'), [
-    (Halving, 'again before backward', ()), (Halving, 'chunks', ()),
-    (Averaging, 'two stages', ('mean', 'seen')), (Behind, None, ('kept',)),
-    (Counting, 'two stages', ('calls', 'seen')),
-    (Counting, 'again before backward', ('calls', 'seen')),
-    (Counting, 'chunks, again', ('calls', 'seen'))])
 @on_ranks(2)
-def test_what_forward_changes_is_changed_as_in_plain_chainer(
-        comm, kind, plan, kept):
+def test_what_forward_changes_is_changed_as_in_plain_chainer(comm):
     """Once a micro-batch, however often it runs, and not by the cut."""
-    one = both(comm, kind, batch_of(), plan=plan)
-    for name in kept:
-        assert not numpy.any(getattr(one.model, name))
-    one.update(2)
-    numpy.testing.assert_array_equal(one.batches[0][0], batch_of()[0])
-    for name in kept:
-        numpy.testing.assert_allclose(getattr(one.model, name),
-                                      getattr(one.plain, name))
+    for kind, plan, kept in (
+            (Halving, 'again before backward', ()),
+            (Averaging, 'two stages', ('mean', 'seen')),
+            (Behind, None, ('kept',)),
+            (Counting, 'chunks, again', ('calls', 'seen'))):
+        one = both(comm, kind, batch_of(), plan=plan)
+        for name in kept:
+            assert not numpy.any(getattr(one.model, name))
+        one.update(2)
+        numpy.testing.assert_array_equal(one.batches[0][0], batch_of()[0])
+        for name in kept:
+            numpy.testing.assert_allclose(getattr(one.model, name),
+                                          getattr(one.plain, name))
 
 
 class Keeping(Layers):
@@ -212,16 +210,16 @@ DRAWS = {
     'Random': lambda seed: Source(random.Random(seed))}
 
 
-@pytest.mark.parametrize('name', DRAWS)
 @on_ranks(2)
-def test_a_generator_of_a_link_draws_the_same_on_all_ranks(comm, name):
-    """Three micro-batches, of which the first rank rehearses two."""
-    # Each rank seeds it otherwise; the first one's counts.
-    seeds = iter([comm.rank, 0])
-    one = both(comm, lambda: Drawing(DRAWS[name](next(seeds))),
-               batch_of(samples=9), micro_batches=3, tolerance=1e-5)
-    one.update(3)
-    assert one.model.draw() == pytest.approx(one.plain.draw())
+def test_a_generator_of_a_link_draws_the_same_on_all_ranks(comm):
+    for make in DRAWS.values():
+        # Each rank seeds it otherwise; the first one's counts.
+        seeds = iter([comm.rank, 0])
+        one = both(comm, lambda make=make, seeds=seeds: Drawing(
+            make(next(seeds))), batch_of(samples=9), micro_batches=3,
+            tolerance=1e-5)
+        one.update(3)
+        assert one.model.draw() == pytest.approx(one.plain.draw())
 
 
 # --- running averages --------------------------------------------------------
@@ -283,9 +281,8 @@ class Labelling(Layers):
         return loss
 
 
-@pytest.mark.parametrize('micro_batches', [1, 2])
 @on_ranks(2)
-def test_replicas_count_labels_though_one_ignores_none(comm, micro_batches):
+def test_replicas_count_labels_though_one_ignores_none(comm):
     """And report what only one of them has."""
     x, _ = batch_of(0, 16)
     x[:, 0] = numpy.repeat([1, -1], 8)
@@ -298,7 +295,7 @@ def test_replicas_count_labels_though_one_ignores_none(comm, micro_batches):
         chainer.optimizers.SGD(0.), chainermn.create_communicator(
             'naive', mpi_comm=grid.data)).setup(model)
     updater = updater_of(grid, model, [(x[mine], t[mine])],
-                         optimizer=optimizer, micro_batches=micro_batches,
+                         optimizer=optimizer, micro_batches=2,
                          example=(x[:4], t[:4]))
     for _ in range(2):
         found = observed(model, updater.update)
@@ -332,16 +329,12 @@ class Returning(Layers):
         return F.softmax_cross_entropy(self.d(h), t)
 
 
-def returning(comm):
-    return Both(comm, Returning, batch_of(), plan=partitions.plan_of(
+@on_ranks(2)
+def test_parameters_may_come_later_but_not_from_another_stage(comm):
+    """What needs one elsewhere is refused on all ranks; others train on."""
+    both = Both(comm, Returning, batch_of(), plan=partitions.plan_of(
         [['/late/W', '/late/b'],
          *([f'/{name}/W', f'/{name}/b'] for name in 'abcd')], '/c/W'))
-
-
-@on_ranks(2)
-def test_a_batch_that_needs_a_parameter_elsewhere_is_refused(comm):
-    """On all ranks, and others train on."""
-    both = returning(comm)
     both.update()
     both.model.again = True
     with pytest.raises(ValueError, match=r'parameter /b/[Wb] on stage 1 '
@@ -351,12 +344,6 @@ def test_a_batch_that_needs_a_parameter_elsewhere_is_refused(comm):
         both.updater.evaluate(*batch_of())
     both.model.again = False
     both.update()
-
-
-@on_ranks(2)
-def test_a_layer_that_gets_its_shape_in_a_later_batch_learns(comm):
-    both = returning(comm)
-    both.update()
     both.model.more = both.plain.more = True
-    both.updater.update()
+    both.updater.update()       # gets a shape, and learns
     both.update()

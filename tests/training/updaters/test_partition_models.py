@@ -3,19 +3,13 @@
 import chainer
 import numpy
 import pytest
-from mpi4py import MPI
 
-from tests.models import MODELS
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
     Both,
     batch_of,
-    close,
-    give,
-    gradients,
     make,
     observed,
-    own,
     running,
     updater_of,
     values,
@@ -23,8 +17,6 @@ from tests.training.updaters.partitions import (
 
 #: Labels that do not count, by the argument they are in.
 IGNORING = {'segmentation': 1, 'token_tagger': 1, 'encoder': 1}
-SCHEDULES = [('gpipe', 1), ('1f1b', 1), ('interleaved', 2),
-             ('zero_bubble', 1)]
 
 
 def labels(name):
@@ -43,24 +35,6 @@ def both_of(comm, name, *batches, **options):
                 weight=labels(name), optimizer=learning, **options)
 
 
-def check(comm, name, *batches, **options):
-    """Updates over the ranks against plain Chainer, or one rank."""
-    if not MODELS[name].draws:
-        both_of(comm, name, *batches, **options).update()
-        return
-    batch = batch_of(name)
-    model, plain = make(name), make(name)
-    updater = updater_of(comm, model, [batch], **options)
-    alone = updater_of(MPI.COMM_SELF, plain, [batch], micro_batches=(
-        options.get('micro_batches', 2)))
-    give(plain, values(comm, model))
-    found, expected = (observed(*one) for one in (
-        (model, updater.update), (plain, alone.update)))
-    assert found == pytest.approx(expected, rel=1e-6)
-    close(gradients(comm, model), own(plain))
-    close(values(comm, model), own(plain, 'array'))
-
-
 @on_ranks(2)
 def test_a_shared_parameter_is_clipped_as_often_as_links_have_it(comm):
     def clipping(model):
@@ -71,14 +45,6 @@ def test_a_shared_parameter_is_clipped_as_often_as_links_have_it(comm):
     Both(comm, lambda: make('shared_parameters'),
          batch_of('shared_parameters'), optimizer=clipping,
          tolerance=1e-5).update(2)
-
-
-@pytest.mark.parametrize(('schedule', 'chunks'), SCHEDULES)
-@pytest.mark.parametrize('name', ['encoder', 'wide_and_deep'])
-@on_ranks(2)
-def test_every_schedule_gives_the_same(comm, name, schedule, chunks):
-    check(comm, name, micro_batches=4, schedule=schedule,
-          cut={'chunks': chunks})
 
 
 @pytest.mark.parametrize('name', ['encoder', 'conditional'])
@@ -107,7 +73,7 @@ def test_micro_batches_count_by_their_labels(comm):
     image, label = batch_of('segmentation')
     few, none = label.copy(), label.copy()
     few[:4, :, 1:], none[:4] = -1, -1       # of which none of it counts
-    check(comm, 'segmentation', (image, few), (image, none))
+    both_of(comm, 'segmentation', (image, few), (image, none)).update()
 
 
 class Ignoring(chainer.Chain):
@@ -150,4 +116,4 @@ def test_a_batch_of_another_form_is_traced_and_trained(comm):
         if name == 'seq2seq':
             source, target = batches[1]
             batches.append((source[:6, :4], target[:6, :5]))
-        check(comm, name, *batches)
+        both_of(comm, name, *batches).update()
