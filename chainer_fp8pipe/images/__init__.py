@@ -3,9 +3,8 @@
 from .._on_demand import on_demand
 
 _HOMES = {
-    'Batch': 'chainer_fp8pipe.images.iterator',
     'CenterCrop': 'chainer_fp8pipe.images.transforms',
-    'ImageError': 'chainer_fp8pipe.images.decoding',
+    'ImageError': 'chainer_fp8pipe.images.folder',
     'ImageFolder': 'chainer_fp8pipe.images.folder',
     'ImageIterator': 'chainer_fp8pipe.images.iterator',
     'Normalise': 'chainer_fp8pipe.images.transforms',

@@ -1,16 +1,14 @@
 """Files' bytes in memory that the ranks of a node share."""
 # The memory has no name in the file system, and the kernel frees it with the
-# last process that has it open, even after SIGKILL.  Another rank of the node
-# opens it through /proc/PID/fd.  Not multiprocessing.shared_memory: after
-# SIGKILL of a rank and its resource tracker, which launchers do,
-# /dev/shm/psm_* is left (Python 3.11).  Not a window of MPI: /dev/shm is
-# often small in a container.
+# last process that has it open, even after SIGKILL, which leaves names of
+# multiprocessing.shared_memory behind.  Other processes of the node open it
+# through /proc/PID/fd.  Not a window of MPI: a container's /dev/shm is small.
 #
 #     bytes given out | an entry per sample: start, size | the bytes
 #
-# The process that first reads a sample adds it.  A sample that does not fit
-# is not kept, and none is evicted: every sample is used once in an epoch, so
-# an evicted one would be needed sooner than the new one.
+# Who first reads a sample adds it.  One that does not fit is not kept, and
+# none is evicted: every sample is used once in an epoch, so an evicted one
+# would be needed sooner than the new one.
 from __future__ import annotations
 
 import contextlib
@@ -20,21 +18,20 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any
 
 import numpy
 
 #: A process, its descriptor, and the device and file behind that.
 Place = tuple[int, int, int, int]
 
-_RESERVED = -1  # in place of a start: a process is writing the sample
-
 
 class Cache:
     """Bytes of samples in shared memory, made by :meth:`create`.
 
-    All entries are read and written under a lock on the memory, which the
-    kernel releases when a process ends, even by SIGKILL.
+    All is read and written under a lock on the memory, which the kernel
+    releases when a process ends, even by SIGKILL.  A pickle opens the same
+    memory on this node.
 
     Args:
         fd: Open descriptor of the memory; the cache closes it.
@@ -84,33 +81,21 @@ class Cache:
         """What is kept; None if nothing is."""
         with self._locked():
             start, size = self._entries[index].tolist()
-        return self._map[start:start + size] if start > 0 else None
+        return self._map[start:start + size] if start else None
 
     def put(self, index: int, data: bytes) -> None:
-        """Keeps a sample if it fits, and if no other process keeps it."""
+        """Keeps a sample if it fits and is not kept."""
         with self._locked():
             start = int(self._used[0])
-            if self._entries[index, 0] or start + len(data) > len(self._map):
-                return
-            self._used[0] += len(data)
-            self._entries[index, 0] = _RESERVED
-        # Without the lock, as copying takes long.  A process that is killed
-        # here leaves a hole, not half a sample.
-        self._map[start:start + len(data)] = data
-        with self._locked():
-            self._entries[index] = start, len(data)
+            stop = start + len(data)
+            if not self._entries[index, 0] and stop <= len(self._map):
+                # A process that is killed here leaves no half of a sample.
+                self._map[start:stop] = data
+                self._used[0] = stop
+                self._entries[index] = start, len(data)
 
-    def statistics(self) -> tuple[int, int]:
-        """Number of samples kept, and their bytes."""
-        with self._locked():
-            kept = self._entries[self._entries[:, 0] > 0]
-        return len(kept), int(kept[:, 1].sum())
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError(
-            "an ImageFolder with cache='memory' cannot be pickled: only forks "
-            'of this process share its memory; use its iterator(), or '
-            'cache=None')
+    def __reduce__(self) -> Any:
+        return Cache.open, (self.place, len(self._entries))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -122,31 +107,3 @@ class Cache:
                 yield
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
-
-
-def available_bytes() -> int:
-    """Bytes that can still be used without swapping or a kill.
-
-    Of the machine, and of each control group (version 2) around this process.
-    """
-    found, group = [_fields('/proc/meminfo')['MemAvailable'] * 1024], ''
-    with contextlib.suppress(OSError), open('/proc/self/cgroup') as file:
-        group = file.read().rpartition('::')[2].strip()
-    while group:
-        folder = '/sys/fs/cgroup' + group.rstrip('/')
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            stat = _fields(f'{folder}/memory.stat')
-            most, now = ([*_fields(f'{folder}/memory.{name}')][0]
-                         for name in ('max', 'current'))
-            # Pages of files are given back when memory is short.
-            found.append(max(0, int(most) - int(now) + stat['active_file']
-                             + stat['inactive_file']))
-        group = group.rpartition('/')[0]
-    return min(found)
-
-
-def _fields(path: str) -> dict[str, int]:
-    """Lines such as ``name: 12 kB``, ``name 12`` or ``12``."""
-    with open(path) as file:
-        rows = [line.split() for line in file]
-    return {row[0].rstrip(':'): int(row[1]) if row[1:] else 0 for row in rows}

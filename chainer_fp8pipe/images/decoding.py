@@ -7,13 +7,12 @@ and the colour conversion, more than half of the work, are done for the part
 only by libjpeg-turbo 3 (``tj3SetCroppingRegion``, which no binding for Python
 has).  The library is the system's if that is of version 3, else the one in the
 wheel ``turbojpeg``.  Pillow decodes the whole image.  Where the part is 2, 4
-or 8 times as large as the result, both have the inverse transform compute
-averages (Independent JPEG Group, libjpeg.txt, "scaled decoding").
+or 8 times as large as the result, both average while they decode (Independent
+JPEG Group, libjpeg.txt, "scaled decoding").
 
-The rest is resizing, by Pillow's definition of BILINEAR: a triangle as wide
-as one pixel of the coarser grid.  cykooz_resizer computes the same with vector
-instructions, about four times as fast; single values differ by 1 of 255, very
-few by 2, as both round twice.
+Resizing is Pillow's BILINEAR: a triangle as wide as one pixel of the coarser
+grid.  cykooz_resizer computes the same with vector instructions, four times as
+fast; single values differ by 1 of 255, very few by 2, as both round twice.
 
 All of them release the interpreter, so that threads decode at the same time.
 """
@@ -26,7 +25,7 @@ import importlib.metadata
 import io
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from ctypes import c_int, c_size_t, c_void_p
 from typing import Any
 
@@ -50,75 +49,27 @@ MAX_PIXELS = 89_478_485
 Choose = Callable[[int, int], tuple[Crop, int]]
 
 
-class ImageError(ValueError):
-    """One image cannot be used; the message names the file and why.
-
-    Args:
-        path: The file; '' where only its bytes are known.
-        reason: The fault and, where there is one, the remedy.
-    """
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)      # so that it can be pickled
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return f'{self.path}: {self.reason}' if self.path else self.reason
-
-
-def is_fast(decoder: str) -> bool:
-    """Whether a decoder of that name uses libjpeg-turbo.
-
-    Args:
-        decoder: ``'pillow'``, or ``'auto'``, which takes libjpeg-turbo if its
-            library is there; the log names missing libraries once.
-
-    Raises:
-        ValueError: There is no such decoder.
-        ImportError: Pillow is not installed.
-    """
-    import PIL  # noqa: F401  # not with this module, which all ranks import
-    if decoder not in ('auto', 'pillow'):
-        raise ValueError(f'no decoder {decoder!r}; there are auto, pillow')
-    if decoder == 'auto':
-        _tell_what_is_missing()
-    return decoder == 'auto' and library() is not None
-
-
-@functools.cache
-def _tell_what_is_missing() -> None:
-    missing = [what for what, there in (
-        ('libturbojpeg 3 (decoding)', library()),
-        ('cykooz-resizer (resizing)', cykooz_resizer)) if not there]
-    if missing:
-        _log.warning(
-            'images are decoded and resized without %s, by Pillow, which is '
-            "slower: pip install 'chainer_fp8pipe[images]'",
-            ' and '.join(missing))
-
-
-def decode(data: bytes, plan: Callable[[int, int], Crop], fast: bool
-           ) -> numpy.ndarray:
+def decode(data: bytes, plan: Callable[[int, int], Crop]) -> numpy.ndarray:
     """Decodes, crops, resizes and mirrors; several threads may do so.
 
     Args:
         data: The file, JPEG or PNG.
         plan: Returns the part, for the width and height in pixels.
-        fast: Whether libjpeg-turbo decodes JPEGs.
 
     Returns:
         Shape ``(*size, 3)`` for the size of the part, uint8: red, green,
         blue; maybe read-only.
 
     Raises:
-        ImageError: The file is not an image that can be used.
-        ValueError: The part is not inside the image.
+        ValueError: The file is too large or of another kind, or the part is
+            not inside the image.
+        Exception: The file is damaged; the kinds that Pillow raises are many.
     """
     def choose(width: int, height: int) -> tuple[Crop, int]:
         if width * height > MAX_PIXELS:
             # A small file can claim more than there is memory for.
-            raise ImageError(
-                '', f'is too large: {width} x {height} pixels, and '
+            raise ValueError(
+                f'it is too large: {width} x {height} pixels, and '
                 f'{MAX_PIXELS:,} are allowed; make it smaller')
         part = plan(width, height)
         left, top, w, h = part.box
@@ -127,45 +78,38 @@ def decode(data: bytes, plan: Callable[[int, int], Crop], fast: bool
             raise ValueError(
                 f'the part (left, top, width, height) = {part.box} is not '
                 f'inside an image of {width} x {height}')
-        return part, shrink_for(part)
+        # Shrunk so far, the part is still as large as the result.
+        return part, next((shrink for shrink in (8, 4, 2)
+                           if w >= shrink * part.size[1]
+                           and h >= shrink * part.size[0]), 1)
     is_jpeg = data.startswith(b'\xff\xd8')
     if not is_jpeg and not data.startswith(b'\x89PNG'):
-        raise ImageError('', 'is neither JPEG nor PNG: it starts with '
+        raise ValueError('it is neither JPEG nor PNG: it starts with '
                          f'{data[:8]!r}')
-    if fast and is_jpeg and (found := decode_part(data, choose)):
-        pixels, part, shrink = found
-        return resize(pixels, part, shrink, part.box[0] // shrink,
-                      part.box[1] // shrink)
+    if is_jpeg and library() and (found := decode_part(data, choose)):
+        return resize(*found)
     from PIL import Image
-    with _as_image_error():
-        image: Any = Image.open(io.BytesIO(data), formats=('JPEG', 'PNG'))
+    image: Any = Image.open(io.BytesIO(data), formats=('JPEG', 'PNG'))
     part, shrink = choose(*image.size)
-    shrink = shrink if is_jpeg else 1
-    with _as_image_error():
-        if shrink > 1:
-            image.draft(None, (image.width // shrink, image.height // shrink))
-        image.load()
-        if image.mode.startswith('I'):
-            # 16 bits of grey; Pillow's own conversion cuts off all above 255.
-            pixels = numpy.repeat((numpy.asarray(image) >> 8).astype(
-                numpy.uint8)[:, :, None], 3, axis=2)
-        else:       # grey tripled, ink as light, no transparency
-            pixels = numpy.asarray(image if image.mode == 'RGB'
-                                   else image.convert('RGB'))
+    if is_jpeg and shrink > 1:
+        image.draft(None, (image.width // shrink, image.height // shrink))
+    else:
+        shrink = 1
+    if image.mode.startswith('I'):
+        # 16 bits of grey; Pillow's own conversion cuts off all above 255.
+        pixels = numpy.repeat((numpy.asarray(image) >> 8).astype(
+            numpy.uint8)[:, :, None], 3, axis=2)
+    else:       # grey tripled, ink as light, no transparency
+        pixels = numpy.asarray(image.convert('RGB'))
+    left, top, right, bottom = _covering(part, shrink)
+    return resize(pixels[top:bottom, left:right], part, shrink)
+
+
+def _covering(part: Crop, shrink: int) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom: the pixels of a shrunk image with a part."""
     left, top, width, height = part.box
-    if shrink == 1:
-        pixels = pixels[top:top + height, left:left + width]
-    return resize(pixels, part, shrink)
-
-
-@contextlib.contextmanager
-def _as_image_error() -> Iterator[None]:
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:      # the kinds that Pillow raises are many
-        raise ImageError('', f'cannot be decoded: {error}') from error
+    return (left // shrink, top // shrink, -(-(left + width) // shrink),
+            -(-(top + height) // shrink))
 
 
 # --- libjpeg-turbo -----------------------------------------------------------
@@ -191,7 +135,7 @@ class _Factor(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """libturbojpeg of version 3; None if it is not installed."""
+    """libturbojpeg of version 3; None, said once, if it is not installed."""
     try:
         wheel = importlib.metadata.files('turbojpeg') or []
     except importlib.metadata.PackageNotFoundError:
@@ -214,6 +158,8 @@ def library() -> ctypes.CDLL | None:
                 function = getattr(tj, name)
                 function.restype, function.argtypes = result, arguments
             return tj
+    _log.warning('there is no libturbojpeg 3: Pillow decodes JPEGs, which is '
+                 "slower: pip install 'chainer_fp8pipe[images]'")
     return None
 
 
@@ -227,16 +173,14 @@ def decode_part(data: bytes, choose: Choose
         shrunk image, and rows likewise; and what was chosen.  None if the
         library cannot decode this part, or is not sure.
     """
-    tj = library()
+    tj: Any = library()
     # A new instance for each file, in some microseconds: one that has seen a
     # damaged file can refuse sound ones.
-    handle = tj and tj.tj3Init(_DECOMPRESS)
-    if not tj or not handle:
-        raise MemoryError('no decompressor of libturbojpeg 3')
+    handle = tj.tj3Init(_DECOMPRESS)
     try:
         file = numpy.frombuffer(data, numpy.uint8)
         source = file.ctypes.data, file.size
-        if tj.tj3DecompressHeader(handle, *source):
+        if not handle or tj.tj3DecompressHeader(handle, *source):
             return None
         width, height, subsampling, colours, bits = (
             tj.tj3Get(handle, what) for what in _WHAT)
@@ -244,9 +188,7 @@ def decode_part(data: bytes, choose: Choose
                 or colours not in _COLOURS or bits != 8:
             return None
         part, shrink = choose(width, height)
-        left, top, w, h = part.box
-        right, bottom = -(-(left + w) // shrink), -(-(top + h) // shrink)
-        left, top = left // shrink, top // shrink
+        left, top, right, bottom = _covering(part, shrink)
         # The region must start between two units.
         unit = -(-_UNIT_WIDTHS[subsampling] // shrink)
         start = max(0, left - _MARGIN) // unit * unit
@@ -265,36 +207,24 @@ def decode_part(data: bytes, choose: Choose
 
 # --- resizing ----------------------------------------------------------------
 
-def shrink_for(plan: Crop) -> int:
-    """By which of 1, 2, 4 and 8 a decoder may shrink without loss."""
-    (_, _, width, height), size = plan.box, plan.size
-    return next((shrink for shrink in (8, 4, 2)
-                 if width >= shrink * size[1] and height >= shrink * size[0]),
-                1)
+def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1
+           ) -> numpy.ndarray:
+    """Resizes and mirrors the pixels that cover a part of a shrunk image.
 
-
-def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
-           left: int = 0, top: int = 0) -> numpy.ndarray:
-    """Resizes and mirrors pixels, (H, W, 3), to ``(*plan.size, 3)``, uint8.
-
-    They are the part alone or, if ``shrink`` is more than 1, the image shrunk
-    by this factor without its first ``left`` columns and ``top`` rows.
+    From (H, W, 3) to ``(*plan.size, 3)``, uint8.
     """
-    # Left, top, width, height; edges may lie within pixels.
-    box = 0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0])
-    if shrink > 1:
-        x, y, width, height = plan.box
-        box = (x / shrink - left, y / shrink - top, width / shrink,
-               height / shrink)
+    # The part's edges may lie within pixels.
+    left, top, width, height = (side / shrink for side in (
+        plan.box[0] % shrink, plan.box[1] % shrink, *plan.box[2:]))
     if shrink == 1 and pixels.shape[:2] == plan.size:
         result = pixels
     elif cykooz_resizer:
-        result = _resize_fast(pixels, plan.size, box)
+        result = _resize_fast(pixels, plan.size, (left, top, width, height))
     else:
         from PIL import Image
         result = numpy.asarray(Image.fromarray(pixels).resize(
             plan.size[::-1], Image.Resampling.BILINEAR,
-            (box[0], box[1], box[0] + box[2], box[1] + box[3])))
+            (left, top, left + width, top + height)))
     return result[:, ::-1] if plan.flip else result
 
 

@@ -1,13 +1,11 @@
 """The samples of each batch on each rank: a pure function of the position."""
 # An epoch is one order of all samples, from the seed and the epoch's number.
-# It is cut into global batches, start to stop, and each of these into one part
-# per rank, by the position in the epoch alone, not by earlier batches or other
-# ranks.  So every rank makes the same number of batches, and a run goes on at
-# any sample, even with other ranks or another batch size.
+# It is cut into global batches and each of these into one part per rank, by
+# the position in the epoch alone.  So every rank makes as many batches, and a
+# run goes on at any sample, also with other ranks or another batch size.
 #
-# No sample is left out or repeated to fill a last batch.  The samples that are
-# left take the n batches that they need, and the sizes of these differ by one
-# at most, on a rank too.  There is no small last batch.
+# No sample is left out or repeated.  The samples that are left take the n
+# batches that they need, whose sizes differ by one at most, on a rank too.
 from __future__ import annotations
 
 import numpy

@@ -9,11 +9,13 @@ a model's input; the result counts, in ``out`` or not.  ``shape`` (CHW) and
 """
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import chainer
 import numpy
 
 #: Of the pixels of ImageNet's training images, red, green, blue, in [0, 1].
@@ -21,6 +23,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
+@dataclasses.dataclass(eq=False)
 class Normalise:
     """Pixels 0 to 255 to floats of about mean 0 and deviation 1.
 
@@ -35,22 +38,22 @@ class Normalise:
             zero, or ``dtype`` is not of floats.
     """
 
-    def __init__(self, mean: float | Sequence[float] = IMAGENET_MEAN,
-                 std: float | Sequence[float] = IMAGENET_STD,
-                 dtype: Any = numpy.float32) -> None:
-        self.mean, self.std = (
-            tuple(numpy.atleast_1d(value).tolist()) for value in (mean, std))
-        self.dtype = numpy.dtype(dtype)
-        if len(self.mean) != len(self.std) or not self.mean:
-            raise ValueError(
-                f'mean has {len(self.mean)} channels but std '
-                f'{len(self.std)}: give one number of each per channel')
-        if not all(s > 0 for s in self.std):
+    mean: float | Sequence[float] = IMAGENET_MEAN
+    std: float | Sequence[float] = IMAGENET_STD
+    dtype: Any = 'float32'
+
+    def __post_init__(self) -> None:
+        mean, std = (numpy.reshape(value, (-1, 1, 1))
+                     for value in (self.mean, self.std))
+        if not (std > 0).all():
             raise ValueError(f'std must be above zero, not {self.std}')
+        self.dtype = numpy.dtype(self.dtype)
         if self.dtype.kind != 'f':
             raise ValueError(f'dtype must be of floats, not {self.dtype}')
+        self._scale = (1 / (255 * std)).astype(self.dtype)
+        self._shift = (-mean / std).astype(self.dtype)
 
-    def __call__(self, batch: Any) -> Any:
+    def __call__(self, batch: Any, out: Any = None) -> Any:
         """Normalises images of shape (..., C, H, W), uint8, into new ones.
 
         ``batch`` is a NumPy or CuPy array, so that images may cross to the
@@ -59,34 +62,11 @@ class Normalise:
         Raises:
             ValueError: The images have another number of channels.
         """
-        result = batch.astype(self.dtype)
-        for c, (scale, shift) in enumerate(self.channels(result.shape[-3])):
-            result[..., c, :, :] *= scale
-            result[..., c, :, :] += shift
+        xp = chainer.backend.get_array_module(batch)
+        result = xp.multiply(batch, xp.asarray(self._scale), out=out,
+                             dtype=self.dtype)
+        result += xp.asarray(self._shift)
         return result
-
-    def channels(self, count: int) -> Iterator[tuple[float, float]]:
-        """What pixels of each channel are multiplied with, and what is added.
-
-        Raises:
-            ValueError: It has another number of channels.
-        """
-        if len(self.mean) not in (1, count):
-            raise ValueError(
-                f'Normalise has mean and std of {len(self.mean)} channels, '
-                f'but images have {count}: give {count} numbers of each, or '
-                'one')
-        for mean, std in list(zip(self.mean, self.std, strict=True)) * (
-                count // len(self.mean)):
-            yield 1 / (255 * std), -mean / std
-
-    def __repr__(self) -> str:
-        return (f'Normalise(mean={self.mean}, std={self.std}, '
-                f'dtype={self.dtype.name!r})')
-
-
-#: That of networks trained on ImageNet.
-_IMAGENET = Normalise()
 
 
 class Crop(NamedTuple):
@@ -107,25 +87,15 @@ class Crop(NamedTuple):
 class _Crop:
     """Size and normalisation of both crops."""
 
-    def __init__(self, size: int | tuple[int, int],
-                 normalise: Normalise | None) -> None:
-        try:
-            height, width = map(operator.index, (
-                size if isinstance(size, Iterable) else (size, size)))
-        except (TypeError, ValueError):     # no whole numbers, or not two
-            height = width = 0
-        if height < 1 or width < 1:
-            raise ValueError(
-                'size must be a whole number of pixels above zero, or height '
-                f'and width, not {size!r}')
-        self.size, self.normalise = (height, width), normalise
-        if normalise is not None:
-            list(normalise.channels(3))
+    size: Any
+    normalise: Normalise | None
 
-    def __repr__(self) -> str:
-        options = ', '.join(
-            f'{name}={value}' for name, value in vars(self).items())
-        return f'{type(self).__name__}({options})'
+    def __post_init__(self) -> None:
+        height, width = map(operator.index, numpy.broadcast_to(self.size, 2))
+        if min(height, width) < 1:
+            raise ValueError(
+                f'size must be above zero, in pixels, not {self.size}')
+        self.size = height, width
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -138,18 +108,12 @@ class _Crop:
 
     def finish(self, pixels: numpy.ndarray,
                out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns (H, W, 3) uint8 RGB into ``out``, (3, H, W) of ``dtype``."""
-        if out is None:
-            out = numpy.empty(self.shape, self.dtype)
-        if self.normalise is None:
-            out[...] = pixels.transpose(2, 0, 1)
-        else:
-            for c, (scale, shift) in enumerate(self.normalise.channels(3)):
-                numpy.multiply(pixels[..., c], self.dtype.type(scale), out[c])
-                out[c] += self.dtype.type(shift)
-        return out
+        """Turns (H, W, 3) uint8 RGB into (3, H, W) of ``dtype``."""
+        image = pixels.transpose(2, 0, 1)
+        return image if self.normalise is None else self.normalise(image, out)
 
 
+@dataclasses.dataclass
 class RandomResizedCrop(_Crop):
     """A random part of random area and shape, resized: for training.
 
@@ -168,24 +132,25 @@ class RandomResizedCrop(_Crop):
             quarter of the memory, to be normalised later.
 
     Raises:
-        ValueError: A range is empty or outside what is possible, or
-            ``normalise`` is for other than 1 or 3 channels.
+        ValueError: A range is empty or outside what is possible.
     """
-    def __init__(self, size: int | tuple[int, int],
-                 scale: tuple[float, float] = (0.08, 1.0),
-                 ratio: tuple[float, float] = (3 / 4, 4 / 3),
-                 flip: float = 0.5,
-                 normalise: Normalise | None = _IMAGENET) -> None:
-        super().__init__(size, normalise)
-        if not 0 < scale[0] <= scale[1] <= 1:
-            raise ValueError('scale must be two parts of the area in (0, 1], '
-                             f'the smaller first, not {scale}')
-        if not 0 < ratio[0] <= ratio[1] < math.inf:
-            raise ValueError('ratio must be two ratios above zero, the '
-                             f'smaller first, not {ratio}')
-        if not 0 <= flip <= 1:
-            raise ValueError(f'flip is a probability, not {flip}')
-        self.scale, self.ratio, self.flip = scale, ratio, flip
+
+    size: Any
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+    normalise: Normalise | None = Normalise()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, (low, high), most in (('scale', self.scale, 1),
+                                        ('ratio', self.ratio, math.inf)):
+            if not 0 < low <= high <= most or high == math.inf:
+                raise ValueError(
+                    f'{name} must be two numbers above 0 and up to {most}, '
+                    f'the smaller first, not ({low}, {high})')
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f'flip is a probability, not {self.flip}')
 
     def plan(self, width: int, height: int,
              rng: numpy.random.Generator) -> Crop:
@@ -212,40 +177,26 @@ class RandomResizedCrop(_Crop):
         return _central(width, height, w, h)
 
 
+@dataclasses.dataclass
 class CenterCrop(_Crop):
     """The central part, resized: for evaluation.
 
-    Equals resizing the image until its shorter side has ``resize`` pixels and
-    cutting ``size`` out of its centre.  The part's edges are rounded to whole
-    pixels of the image.
+    Equals resizing the image until its shorter side has 8/7 of the pixels of
+    the larger side of the result (256 for 224), and cutting the result out of
+    its centre.  The part's edges are rounded to whole pixels of the image.
 
     Args:
         size: Height and width of the result, or one number for both.
-        resize: Pixels of the shorter side; None: 8/7 of the larger side of
-            the result (256 for 224).
         normalise: As in :class:`RandomResizedCrop`.
-
-    Raises:
-        ValueError: ``resize`` is smaller than ``size``, or ``normalise`` is
-            for other than 1 or 3 channels.
     """
 
-    def __init__(self, size: int | tuple[int, int],
-                 resize: int | None = None,
-                 normalise: Normalise | None = _IMAGENET) -> None:
-        super().__init__(size, normalise)
-        self.resize = round(max(self.size) * 8 / 7) if resize is None \
-            else resize
-        if self.resize < max(self.size):
-            raise ValueError(
-                f'an image whose shorter side has resize={self.resize} '
-                f'pixels has no centre of {self.size[0]} x {self.size[1]}: '
-                f'give resize={max(self.size)} or more')
+    size: Any
+    normalise: Normalise | None = Normalise()
 
     def plan(self, width: int, height: int,
              rng: numpy.random.Generator | None = None) -> Crop:
         """The centre of an image of ``width`` x ``height``; no chance."""
-        scale = min(width, height) / self.resize
+        scale = min(width, height) / round(max(self.size) * 8 / 7)
         h, w = (min(side, max(1, round(part * scale)))
                 for side, part in zip((height, width), self.size,
                                       strict=True))

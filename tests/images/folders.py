@@ -42,8 +42,8 @@ def numbers(batch):
 def stream(iterator, batches):
     """Copies of some batches: images, and labels."""
     found = [next(iterator) for _ in range(batches)]
-    return ([batch.images.copy() for batch in found],
-            [batch.labels.tolist() for batch in found])
+    return ([numpy.stack([image for image, _ in batch]) for batch in found],
+            [[int(label) for _, label in batch] for batch in found])
 
 
 def spoil(path):

@@ -1,15 +1,10 @@
+import contextlib
 import logging
 import struct
 from unittest import mock
 
 from chainer_fp8pipe.images import decoding
-from chainer_fp8pipe.images.decoding import (
-    ImageError,
-    decode_part,
-    is_fast,
-    resize,
-    shrink_for,
-)
+from chainer_fp8pipe.images.decoding import decode_part, resize
 from chainer_fp8pipe.images.transforms import Crop, RandomResizedCrop
 
 import numpy
@@ -24,14 +19,18 @@ needs_turbo = pytest.mark.skipif(
     decoding.library() is None,
     reason='there is no libturbojpeg 3: pip install turbojpeg')
 every_decoder = pytest.mark.parametrize('name', [
-    pytest.param('auto', marks=needs_turbo), 'pillow'])
+    pytest.param('turbo', marks=needs_turbo), 'pillow'])
 WHOLE = Crop((0, 0, 50, 40), (40, 50))
 SMALL = photograph()[:40, :50]
 
 
 def decode(name, data, plan):
-    return decoding.decode(data, plan if callable(plan) else (
-        lambda width, height: plan), is_fast(name))
+    with contextlib.ExitStack() as stack:
+        if name == 'pillow':
+            stack.enter_context(mock.patch.object(
+                decoding, 'library', return_value=None))
+        return decoding.decode(data, plan if callable(plan) else (
+            lambda width, height: plan))
 
 
 # --- what is no image
@@ -48,23 +47,19 @@ def _claiming(height, width):
     (b'', 'neither JPEG nor PNG'),
     (bytes(1000), 'neither JPEG nor PNG'),
     (b'GIF89a' + bytes(100), 'neither JPEG nor PNG.*GIF89a'),
-    (b'\xff\xd8', 'cannot be decoded'),
-    (b'\xff\xd8\xff\xd9', 'cannot be decoded'),
-    (b'\x89PNG\r\n\x1a\n', 'cannot be decoded'),
-    (png(SMALL)[:-100], 'cannot be decoded'),
-    (jpeg(SMALL)[:-100], 'cannot be decoded.*truncated'),
-    (jpeg(SMALL, progressive=True)[:-100], 'cannot be decoded.*truncated'),
-    (_claiming(0, 50), 'cannot be decoded'),
+    (b'\xff\xd8', 'cannot identify'),
+    (b'\xff\xd8\xff\xd9', 'cannot identify'),
+    (b'\x89PNG\r\n\x1a\n', 'cannot identify'),
+    (png(SMALL)[:-100], 'truncated|broken'),
+    (jpeg(SMALL)[:-100], 'truncated'),
+    (jpeg(SMALL, progressive=True)[:-100], 'truncated'),
+    (_claiming(0, 50), 'cannot identify|broken'),
     (_claiming(65000, 64000), '89,478,485 are allowed|4160000000 pixels'),
 ])
 def test_a_file_that_is_no_image_is_an_error_with_its_fault(
         name, data, reason):
-    with pytest.raises(ImageError, match=reason):
+    with pytest.raises(Exception, match=reason):    # Pillow's are many
         decode(name, data, WHOLE)
-
-
-def whole(width, height):
-    return Crop((0, 0, width, height), (20, 20))
 
 
 # --- decoders
@@ -175,7 +170,7 @@ def test_a_damaged_file_gives_an_image_or_an_image_error(name, data):
         try:
             found = decode(name, bytes(encoded), corner)
             assert found.shape == (20, 20, 3)
-        except ImageError:
+        except (OSError, SyntaxError, ValueError):
             pass
 
 
@@ -184,23 +179,23 @@ def test_the_fast_library_is_used_and_decodes_the_part_alone(monkeypatch):
     given = []
     monkeypatch.setattr(decoding, 'resize', lambda pixels, *plan: (
         given.append((pixels.shape, *plan[1:]))))
-    decode('auto', jpeg(photograph()), Crop((200, 100, 120, 130), (60, 60)))
-    assert given == [((65, 60, 3), 2, 100, 50)]
+    decode('turbo', jpeg(photograph()), Crop((200, 100, 120, 130), (60, 60)))
+    assert given == [((65, 60, 3), 2)]
 
 
-def test_missing_libraries_are_replaced_by_pillow_and_logged_once(
+def test_a_missing_library_is_replaced_by_pillow_and_logged_once(
         monkeypatch, caplog):
-    monkeypatch.setattr(decoding, 'library', lambda: None)
-    monkeypatch.setattr(decoding, 'cykooz_resizer', None)
-    decoding._tell_what_is_missing.cache_clear()
-    is_fast('pillow')        # nothing to log: it was named
-    assert not caplog.messages
-    with caplog.at_level(logging.WARNING):
-        assert not any(is_fast('auto') for _ in range(3))
-    assert len(caplog.messages) == 1
-    for word in ('libturbojpeg 3', 'cykooz-resizer', 'Pillow',
-                 'chainer_fp8pipe[images]'):
-        assert word in caplog.text
+    monkeypatch.setattr(decoding.ctypes, 'CDLL', mock.Mock(
+        side_effect=OSError))
+    decoding.library.cache_clear()
+    try:
+        for _ in range(3):
+            decoding.decode(jpeg(SMALL), lambda width, height: WHOLE)
+    finally:
+        decoding.library.cache_clear()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert 'libturbojpeg 3' in caplog.text
+    assert 'chainer_fp8pipe[images]' in caplog.text
 
 
 # --- resizing
@@ -219,16 +214,14 @@ def bilinear(pixels, size, box=None):
 
 
 @pytest.mark.usefixtures('resizer')
-@pytest.mark.parametrize(('plan', 'shrink', 'left', 'top', 'box'), [
-    *((Crop((0, 0, 640, 427), size), 1, 0, 0, None)
+@pytest.mark.parametrize(('plan', 'shrink', 'box'), [
+    *((Crop((0, 0, 640, 427), size), 1, None)
       for size in ((224, 224), (31, 57), (640, 700), (1, 1))),
     # Its edges lie within pixels, and what was left out counts.
-    (Crop((101, 50, 400, 300), (75, 100)), 4, 25, 12,
-     (.25, .5, 100.25, 75.5)),
+    (Crop((101, 50, 400, 300), (75, 100)), 4, (.25, .5, 100.25, 75.5)),
 ])
-def test_resizing_equals_pillows_bilinear_to_one_level(plan, shrink, left,
-                                                       top, box):
-    found = resize(photograph(), plan, shrink, left, top)
+def test_resizing_equals_pillows_bilinear_to_one_level(plan, shrink, box):
+    found = resize(photograph(), plan, shrink)
     expected = bilinear(photograph(), plan.size, box)
     assert difference(found, expected).max() <= 1
 
@@ -239,12 +232,3 @@ def test_resizing_equals_pillows_bilinear_to_one_level(plan, shrink, left,
 def test_a_part_outside_the_image_is_an_error(box):
     with pytest.raises(ValueError, match='inside an image of 50 x 40'):
         decode('pillow', jpeg(SMALL), Crop(box, (8, 8)))
-
-
-@given(*[st.integers(1, 3000)] * 2, *[st.integers(1, 400)] * 2)
-def test_shrinking_never_goes_below_the_result_and_nearly_reaches_it(
-        width, height, h, w):
-    shrink = shrink_for(Crop((0, 0, width, height), (h, w)))
-    assert shrink in (1, 2, 4, 8)
-    assert shrink == 1 or (width / shrink >= w and height / shrink >= h)
-    assert shrink == 8 or width / shrink < 2 * w or height / shrink < 2 * h

@@ -38,7 +38,7 @@ def test_every_part_is_inside_the_image_and_has_the_asked_size(data):
     scale = sorted(data.draw(st.tuples(*[st.floats(0.01, 1)] * 2)))
     ratio = sorted(data.draw(st.tuples(*[st.floats(0.1, 10)] * 2)))
     random = RandomResizedCrop((30, 40), tuple(scale), tuple(ratio))
-    for transform in random, CenterCrop((30, 40), 40):
+    for transform in random, CenterCrop((30, 40)):
         plan = transform.plan(width, height, numpy.random.default_rng(
             data.draw(st.integers(0, 1000))))
         left, top, w, h = plan.box
@@ -70,8 +70,8 @@ def test_area_shape_and_place_are_distributed_as_defined():
     (RandomResizedCrop(224), (10, 1000), (0, 493, 10, 13)),
     (RandomResizedCrop(224), (1, 1), (0, 0, 1, 1)),
     (RandomResizedCrop(224, (1, 1), (1, 1)), (50, 50), (0, 0, 50, 50)),
-    (CenterCrop(224, 256), (256, 256), (16, 16, 224, 224)),
-    (CenterCrop(224, 256), (512, 512), (32, 32, 448, 448)),
+    (CenterCrop(224), (256, 256), (16, 16, 224, 224)),
+    (CenterCrop(224), (512, 512), (32, 32, 448, 448)),
     (CenterCrop(224), (500, 375), (86, 23, 328, 328)),  # 375 / 256 * 224
     (CenterCrop(224), (375, 500), (23, 86, 328, 328)),
     (CenterCrop(224), (100, 100), (6, 6, 88, 88)),      # 87.5
@@ -91,40 +91,25 @@ def test_plans_depend_on_the_random_numbers_alone():
 
 
 @pytest.mark.parametrize(('make', 'message'), [
-    (lambda: RandomResizedCrop(0), 'size'),
-    (lambda: RandomResizedCrop((8, 8, 8)), 'size'),
-    (lambda: RandomResizedCrop(8, scale=(0, 1)), 'scale'),
-    (lambda: RandomResizedCrop(8, scale=(.5, .2)), 'scale'),
-    (lambda: RandomResizedCrop(8, scale=(.5, 2)), 'scale'),
-    (lambda: RandomResizedCrop(8, ratio=(2, 1)), 'ratio'),
-    (lambda: RandomResizedCrop(8, ratio=(0, 1)), 'ratio'),
+    (lambda: RandomResizedCrop(0), 'size must be above zero'),
+    (lambda: RandomResizedCrop((8, 8, 8)), 'shape'),
+    (lambda: CenterCrop(8.5), 'integer'),
+    (lambda: RandomResizedCrop(8, scale=(0, 1)), 'scale must be'),
+    (lambda: RandomResizedCrop(8, scale=(.5, .2)), 'scale must be'),
+    (lambda: RandomResizedCrop(8, scale=(.5, 2)), 'scale must be'),
+    (lambda: RandomResizedCrop(8, ratio=(2, 1)), 'ratio must be'),
+    (lambda: RandomResizedCrop(8, ratio=(1, math.inf)), 'ratio must be'),
     (lambda: RandomResizedCrop(8, flip=1.5), 'probability'),
-    (lambda: CenterCrop(224, 200), 'resize=224 or more'),
-    *((lambda kind=kind: kind(8, normalise=Normalise((0,) * 4, (1,) * 4)),
-       'of 4 channels, but images have 3: give 3 numbers')
-      for kind in (RandomResizedCrop, CenterCrop)),
-    (lambda: Normalise((0, 0), (1, 1, 1)), 'mean has 2 channels but std 3'),
+    (lambda: Normalise((0, 0), (1, 1, 1)), 'shape'),
     (lambda: Normalise((0, 0, 0), (1, 0, 1)), 'above zero'),
     (lambda: Normalise((0, 0, 0), (1, float('nan'), 1)), 'above zero'),
-    (lambda: Normalise((), ()), 'one number'),
     (lambda: Normalise(dtype='i4'), 'of floats, not int32'),
     (lambda: Normalise((0, 0), (1, 1))(numpy.zeros((1, 3, 2, 2), 'u1')),
-     'of 2 channels, but images have 3'),
+     'shape'),
 ])
 def test_settings_that_cannot_be_are_errors(make, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make()
-
-
-def test_transforms_write_all_that_makes_a_difference():
-    made = [RandomResizedCrop(8), RandomResizedCrop(9),
-            RandomResizedCrop(8, scale=(0.1, 1)),
-            RandomResizedCrop(8, ratio=(1, 1)), RandomResizedCrop(8, flip=0),
-            RandomResizedCrop(8, normalise=None),
-            RandomResizedCrop(8, normalise=Normalise(dtype='f2')),
-            CenterCrop(8), CenterCrop(8, 10)]
-    assert len(set(map(repr, made))) == len(made)
-    assert repr(made[0]) == repr(RandomResizedCrop((8, 8)))
 
 
 # --- pixels
@@ -157,8 +142,9 @@ def test_pixels_become_channels_first_and_normalised(normalise):
     pixels = _pixels(4, 5, 3)[:, ::-1]
     transform = CenterCrop((4, 5), normalise=normalise)
     out = numpy.zeros(transform.shape, transform.dtype)
-    assert transform.finish(pixels, out) is out
+    found = transform.finish(pixels, out)
+    assert (found is out) == (normalise is not None)
     expected = pixels.transpose(2, 0, 1)
-    numpy.testing.assert_allclose(
-        out, normalise(expected) if normalise else expected, rtol=1e-6)
-    numpy.testing.assert_array_equal(transform.finish(pixels), out)
+    numpy.testing.assert_array_equal(
+        found, normalise(expected) if normalise else expected)
+    numpy.testing.assert_array_equal(transform.finish(pixels), found)
