@@ -28,7 +28,7 @@ _HOMES = {
     'plan': 'chainer_fp8pipe.planner.plan',
 }
 
-__all__ = ['__version__', 'compat', *_HOMES]
+__all__ = ['__version__', *_HOMES]
 
 _begin()        # or the others wait for a rank that fails
 __getattr__, __dir__ = on_demand(__name__, _HOMES)

@@ -6,14 +6,12 @@ where they are not installed.
 import json
 import re
 
-from chainer_fp8pipe.compat import _absent
-
 import pytest
 
 from tests.ranks import environment, run_script
 
 MPI = r"pip install 'chainer_fp8pipe\[mpich\]'"
-COMPILED = '(--editable|--no-binary)'
+COMPILED = '--no-binary.*--editable'
 HIDE = '''
 import importlib.machinery, sys
 _find = importlib.machinery.PathFinder.find_spec
@@ -76,7 +74,6 @@ USES = {
     ('mpi4py',): {
         TRAIN: WORKS, NAMES: WORKS, ENCODE: WORKS,
         'import chainermn, chainermn.links': WORKS,
-        'chainer_fp8pipe.compat.report()': WORKS,
         'import importlib.util\n'
         "assert importlib.util.find_spec('mpi4py') is None": WORKS,
         'from mpi4py import MPI': f'mpi4py is not installed.*{MPI}',
@@ -87,7 +84,7 @@ USES = {
             'create_grouped_bn_model', 'partition', 'plan')},
         'from chainer_fp8pipe.training.extensions import Snapshot': MPI},
     ('PIL',): {
-        'from chainer_fp8pipe.images.decoding import is_fast; is_fast("auto")':
+        'chainer_fp8pipe.ImageFolder(".", chainer_fp8pipe.CenterCrop(8))':
             r"'chainer_fp8pipe\[images\]'"},
     (FORMATS, ENGINE): {
         TRAIN: WORKS, NAMES: WORKS, PIPELINE: WORKS,
@@ -131,30 +128,6 @@ def test_a_command_that_needs_what_is_absent_is_refused_in_a_line(
     assert run.returncode == 2
     assert re.search(said, run.stderr)
     assert 'Traceback' not in run.stderr
-
-
-@pytest.mark.parametrize(('noted', 'line'), [
-    (None, 'chainer_fp8pipe chainer_fp8pipe'),
-    ('{"url": "file:///a/chainer_fp8pipe-1.tar.gz", "archive_info": {}}',
-     'chainer_fp8pipe file:///a/chainer_fp8pipe-1.tar.gz'),
-    ('{"url": "file:///a", "dir_info": {}}', 'chainer_fp8pipe file:///a'),
-    # A checkout that another Python has compiled, whatever is installed.
-    ('checkout', "pip install --no-deps --editable '{}'")])
-def test_what_builds_the_compiled_parts_is_where_they_are_from(
-        noted, line, monkeypatch, tmp_path):
-    home = tmp_path / 'a folder'
-    home.mkdir()
-    if noted == 'checkout':
-        (home / 'setup.py').touch()
-    monkeypatch.setattr(_absent, '_HOME', str(home))
-
-    class Distribution:
-        def read_text(self, name):
-            return noted if name == 'direct_url.json' else None
-
-    monkeypatch.setattr(_absent.metadata, 'distribution',
-                        lambda name: Distribution())
-    assert _absent.compiling().endswith(line.format(home))
 
 
 def test_help_needs_no_mpi(tmp_path):

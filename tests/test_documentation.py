@@ -138,7 +138,7 @@ def test_a_python_block_lets_chainer_import_before_it_does(code):
 
 
 def test_the_imports_of_the_tour_run_in_fresh_processes(tmp_path):
-    assert 'numpy' in run(tmp_path, block('first_steps', 'imports'))
+    assert not run(tmp_path, block('first_steps', 'imports'))
 
 
 @pytest.mark.parametrize(
@@ -482,8 +482,8 @@ def test_every_edited_module_is_on_the_page_of_what_is_edited():
                       r'``((?:chainer|chainermn|onnx_chainer)\b[\w.]*)``',
                       row[0])}
     assert documented == {
-        edit.file.removesuffix('.py').replace('/', '.').removesuffix(
-            '.__init__') for edit in EDITS if edit.file.endswith('.py')}
+        edit.module.removesuffix('.__init__') for edit in EDITS
+        if edit.module != 'METADATA'}
 
 
 def test_every_benchmark_is_listed():

@@ -7,10 +7,9 @@ import sys
 import textwrap
 import traceback
 
-from chainer_fp8pipe import compat
 from chainer_fp8pipe.compat import old_names
 
-import chainer  # noqa: F401
+import chainer
 import numpy
 import pytest
 
@@ -53,17 +52,13 @@ def found(imported, text):
     ('import numpy\nfound = numpy.asfarray([1], "i").dtype.name', 'float64'),
     ('import numpy\nfound = numpy.Inf, -numpy.NINF, numpy.float_',
      (math.inf, math.inf, numpy.float64)),
-    ('import numpy\nfound = numpy.float32 in numpy.sctypes["float"]', True),
     ('import numpy\nfound = numpy.math.factorial(4)', 24),
     ('from numpy import float, ones, product as p\n'
      'found = float, int(ones(3)[0]), p([2, 2])', (float, 1, 4)),
     ('import numpy\nfound = numpy.arange(4).ptp()', 3),
     ('import numpy\nnumpy.float\nfound = [name for name in list(vars()) '
      'if not name.startswith("__")]', ['chainer', 'numpy']),
-    ('import numpy\na = numpy.zeros((2, 2), "i")\na.itemset(3, 7)\n'
-     'a.itemset((0, 1), 5)\nfound = a.tolist()', [[0, 5], [0, 7]]),
     ('import numpy\nfound = numpy.ones(1, "u1").tostring()', b'\1'),
-    ('import numpy\nfound = numpy.ones(1, ">i2").newbyteorder()[0]', 256),
     ('import numpy\nfound = float(numpy.ones((1, 1))), int(numpy.ones(1))',
      (1., 1)),
     # NumPy 1.24
@@ -81,9 +76,7 @@ def found(imported, text):
     ('from scipy.misc import comb, logsumexp\nimport scipy.misc\n'
      'found = comb(4, 2), logsumexp([0.]), scipy.misc.factorial(3)',
      (6, 0, 6)),
-    ('from scipy import integrate, signal\n'
-     'found = integrate.simps([1, 1, 1]), signal.hann(3).tolist()',
-     (2, [0, 1, 0])),
+    ('from scipy import signal\nfound = signal.hann(3).tolist()', [0, 1, 0]),
     ('from PIL import Image\nfound = Image.ANTIALIAS == Image.LANCZOS', True),
     ('import PIL.Image\nfound = PIL.Image.LINEAR == PIL.Image.BILINEAR', True),
     ('from PIL import Image, ImageDraw\n'
@@ -124,7 +117,13 @@ def found(imported, text):
     ('from numpy import *\nfound = product([2, 3]), round(2.5)', (6, 2)),
     ('import numpy\ndef int(x):\n    return x.shape\n'
      'found = int(numpy.ones(1))', (1,)),
-    # Chainer 1
+    # Chainer 1, and modules that moved
+    ('from chainer.links.connection.lstm import LSTM as found',
+     chainer.links.LSTM),
+    ('import chainer.functions as F\n'
+     'from chainer.functions.pooling import max_pooling_2d as m\n'
+     'from chainer.functions.activation.lstm import lstm\n'
+     'found = m.max_pooling_2d is F.max_pooling_2d and lstm is F.lstm', True),
     ('import chainer.functions as F, numpy\n'
      'found = F.dropout(numpy.ones(9, "f"), train=False).array.min()', 1.),
     ('import chainer.links as L, numpy\n'
@@ -151,39 +150,6 @@ def test_a_name_is_what_it_was(imported, monkeypatch, text, right):
         isinstance(value, numpy.generic) and value == right)
 
 
-@pytest.mark.parametrize(('options', 'right'), [      # of its manual
-    ({}, [[255, 0, 236], [205, 225, 4], [140, 90, 70]]),
-    ({'high': 200, 'low': 100},
-     [[200, 100, 192], [180, 188, 102], [155, 135, 128]]),
-    ({'cmin': 0, 'cmax': 255}, [[91, 3, 84], [74, 81, 5], [52, 34, 28]]),
-])
-def test_images_of_scipy_are_scaled_as_it_did(imported, options, right):
-    image = [[91.06794177, 3.39058326, 84.4221549],
-             [73.88003259, 80.91433048, 4.88878881],
-             [51.53875334, 34.45808177, 27.5873488]]
-    bytescale = found(imported, '''
-        import scipy.misc
-        found = scipy.misc.bytescale
-        ''')
-    assert bytescale(image, **options).tolist() == right
-
-
-def test_images_of_scipy_are_written_read_and_resized(imported, tmp_path):
-    pytest.importorskip('PIL')
-    misc = imported('''
-        import chainer
-        from scipy.misc import imread, imresize, imsave
-        ''')
-    image = numpy.arange(24, dtype='u1').reshape(2, 4, 3)
-    misc.imsave(tmp_path / 'a.png', image)
-    assert (misc.imread(tmp_path / 'a.png') == image).all()
-    grey = misc.imread(tmp_path / 'a.png', flatten=True)
-    assert grey.dtype == numpy.float32
-    assert grey.shape == (2, 4)
-    for size, shape in ((50, (1, 2, 3)), (2., (4, 8, 3)), ((3, 5), (3, 5, 3))):
-        assert misc.imresize(image, size, interp='nearest').shape == shape
-
-
 ASKS = 'import numpy\nfound = numpy.product([2, 3])'
 
 
@@ -200,10 +166,12 @@ def test_who_imports_chainer_gets_them(imported, text):
     assert imported(f'{text}\n{ASKS}').found == 6
 
 
-def test_a_helper_of_who_imports_chainer_gets_them(imported):
-    module = imported('import chainer, my_helper\nfound = my_helper.found',
-                      my_helper=ASKS)
-    assert module.found == 6
+def test_a_package_gets_them_from_the_first_import_of_chainer_on(
+        imported, tmp_path):
+    (tmp_path / 'partly').mkdir()
+    (tmp_path / 'partly' / '__init__.py').write_text('import chainer')
+    (tmp_path / 'partly' / 'helper.py').write_text(ASKS)
+    assert imported('from partly.helper import found').found == 6
 
 
 def test_an_installed_package_that_requires_chainer_gets_them(
@@ -229,13 +197,6 @@ def test_they_can_be_turned_off(tmp_path):
     assert "has no attribute 'product'" in run.stderr
 
 
-def test_the_report_says_who_got_what(imported):
-    name = imported(f'import chainer\n{ASKS}').__name__
-    lines = [line for line in compat.report().splitlines() if name in line]
-    assert len(lines) == 1
-    assert 'numpy.product' in lines[0]
-
-
 @pytest.mark.parametrize(('text', 'error'), [
     ('numpy.no_such_name', AttributeError),
     ('numpy.ones(1).product', AttributeError),
@@ -258,41 +219,6 @@ def test_what_never_was_stays_an_error_of_its_line(imported, text, error):
         frame for frame in traceback.extract_tb(caught.value.__traceback__)
         if frame.filename == module.__file__)
     assert (line.lineno, line.line) == (6, f'{text}]')
-
-
-PROTOC = """
-from google.protobuf import descriptor as _descriptor
-{imports}
-_b = lambda x: x.encode('latin1')
-DESCRIPTOR = _descriptor.FileDescriptor(
-  name='{name}.proto',
-  serialized_pb={text},
-)
-"""
-
-
-def protoc(name, of, imports='', depends=(), before='_b({!r})',
-           package='of_a_user'):
-    """A module as an old protoc wrote it, with one message."""
-    descriptor = pytest.importorskip('google.protobuf.descriptor_pb2')
-    file = descriptor.FileDescriptorProto(
-        name=f'{name}.proto', package=package, dependency=depends)
-    file.message_type.add(name='Box').field.add(
-        name='x', number=1, label=1, **of)
-    text = file.SerializeToString()
-    return PROTOC.format(name=name, imports=imports, text=before.format(
-        text.decode('latin1') if '_b' in before else text))
-
-
-def test_what_an_old_protoc_wrote_is_read(imported):
-    module = imported(
-        'import chainer, outer_pb2 as found',
-        inner_pb2=protoc('inner', {'type': 5}, package='inner', before='{!r}'),
-        outer_pb2=protoc('outer', {'type': 11, 'type_name': '.inner.Box'},
-                         'import inner_pb2', ['inner.proto']))
-    box = module.found.Box()
-    box.x.x = 3
-    assert module.found.Box.FromString(box.SerializeToString()).x.x == 3
 
 
 def test_a_remedy_of_the_script_itself_works(imported, monkeypatch):

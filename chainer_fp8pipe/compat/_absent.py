@@ -8,9 +8,7 @@ and where there was no C compiler the package has no compiled parts.
 # package has to look first.
 import importlib.abc
 import importlib.machinery
-import os
 import sys
-from importlib import metadata
 
 _CHAINER = (
     '{} is not installed: installing chainer_fp8pipe does not bring Chainer, '
@@ -25,11 +23,9 @@ _CUPY = ('cupy is not installed; where there is no GPU '
 _COMPILED = (
     'the compiled part {} is missing: chainer_fp8pipe was not, or could not '
     'be, compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
-    'apt install gcc python3-dev) this line builds it:  ')
-
-#: Where the package is: a checkout, or the folder of what is installed.
-_HOME = os.path.dirname(os.path.dirname(os.path.dirname(
-    os.path.abspath(__file__))))
+    'apt install gcc python3-dev) this line builds it:  python -m pip install '
+    '--force-reinstall --no-deps --no-cache-dir --no-binary chainer_fp8pipe '
+    'chainer_fp8pipe  (of a checkout: pip install --no-deps --editable .)')
 
 #: By module, what is said where it cannot be found.
 ABSENT = {
@@ -77,23 +73,8 @@ class _Absent(importlib.abc.Loader):
         def missing(name):
             if name.startswith('__'):       # whoever looks at modules asks
                 raise AttributeError(name)
-            raise ImportError(ABSENT[module.__name__] + compiling(),
-                              name=module.__name__)
+            raise ImportError(ABSENT[module.__name__], name=module.__name__)
         module.__getattr__ = missing
-
-
-def compiling():
-    """The line that builds the compiled parts of this installation."""
-    import json
-    import shlex
-    if os.path.exists(os.path.join(_HOME, 'setup.py')):
-        return ('python -m pip install --no-deps --editable '
-                + shlex.quote(_HOME))
-    noted = metadata.distribution('chainer_fp8pipe').read_text(
-        'direct_url.json')      # PEP 610; without one an index had it
-    return ('python -m pip install --force-reinstall --no-deps --no-cache-dir '
-            '--no-binary chainer_fp8pipe '
-            + json.loads(noted or '{}').get('url', 'chainer_fp8pipe'))
 
 
 sys.meta_path.append(_Last())

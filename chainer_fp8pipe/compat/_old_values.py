@@ -1,6 +1,7 @@
-"""What NumPy, SciPy, Pillow, onnx, pkg_resources and Python have removed.
+"""What NumPy, SciPy, Pillow, onnx, Python and Chainer itself have removed.
 
-The values are those that the libraries gave, so that no number changes.
+The values are those that the libraries gave, so that no number changes; a
+name that a library has again (numpy.bool) is the library's.
 """
 import ast
 import collections
@@ -42,12 +43,19 @@ _RENAMED = {
     'PIL.Image': '''
         ANTIALIAS=Resampling.LANCZOS CUBIC=Resampling.BICUBIC
         LINEAR=Resampling.BILINEAR''',
+    # Modules that Chainer 5 to 7 moved.
+    'chainer.functions': '''
+        pooling.max_pooling_2d=pooling.max_pooling_nd
+        activation.lstm=rnn.lstm activation.slstm=rnn.slstm
+        activation.tree_lstm=rnn.tree_lstm
+        connection.n_step_gru=rnn.n_step_gru
+        connection.n_step_lstm=rnn.n_step_lstm
+        connection.n_step_rnn=rnn.n_step_rnn''',
+    'chainer.links': ' '.join(f'connection.{name}=rnn.{name}' for name in (
+        'gru', 'lstm', 'mgu', 'n_step_gru', 'n_step_lstm', 'n_step_rnn',
+        'peephole', 'tree_lstm', 'zoneoutlstm')),
     'collections': ' '.join(
         f'{name}=abc.{name}' for name in collections.abc.__all__),
-    'gevent': 'signal=signal_handler',
-    'scipy.integrate':
-        'cumtrapz=cumulative_trapezoid simps=simpson trapz=trapezoid',
-    'scipy.linalg': 'pinv2=pinv',
     'scipy.signal': ' '.join(
         f'{name}=windows.{name}' for name in (
             'bartlett', 'blackman', 'gaussian', 'hamming', 'hann', 'kaiser')),
@@ -55,6 +63,8 @@ _RENAMED = {
 
 
 def _renamed(module: str, path: str) -> Any:
+    if module.startswith('chainer'):
+        return importlib.import_module(f'{module}.{path}')
     return functools.reduce(
         getattr, path.split('.'), importlib.import_module(module))
 
@@ -70,67 +80,13 @@ def _in1d(ar1, ar2, assume_unique=False, invert=False):
     return numpy.isin(numpy.ravel(ar1), ar2, assume_unique, invert)
 
 
-_ArgSpec = collections.namedtuple(
-    '_ArgSpec', 'args varargs keywords defaults')
-
-
-def _getargspec(function):
-    return _ArgSpec(*inspect.getfullargspec(function)[:4])
-
-
-# --- scipy.misc until SciPy 1.2
-
-def _bytescale(data, cmin=None, cmax=None, high=255, low=0):
-    data = numpy.asarray(data)
-    if data.dtype == numpy.uint8:
-        return data
-    cmin = data.min() if cmin is None else cmin
-    cmax = data.max() if cmax is None else cmax
-    scaled = (data - cmin) * ((high - low) / ((cmax - cmin) or 1)) + low
-    return (scaled.clip(low, high) + 0.5).astype(numpy.uint8)
-
-
-def _toimage(arr, high=255, low=0, cmin=None, cmax=None):
-    from PIL import Image
-    arr = _bytescale(arr, cmin, cmax, high, low)
-    if arr.ndim == 3 and {3, 4} & set(arr.shape):
-        channel = arr.shape.index(3 if 3 in arr.shape else 4)
-        arr = numpy.moveaxis(arr, channel, 2)
-    elif arr.ndim != 2:
-        raise ValueError(
-            f"'arr' has the shape {arr.shape}, which is none of an image's")
-    return Image.fromarray(numpy.ascontiguousarray(arr))
-
-
-def _imread(name, flatten=False, mode=None):
-    from PIL import Image
-    with Image.open(name) as image:
-        usual = {'1': 'L', 'P': 'RGBA' if 'transparency' in image.info
-                 else 'RGB'}.get(image.mode, image.mode)
-        image = image.convert(mode or usual)
-        return numpy.array(image.convert('F') if flatten else image)
-
-
-def _imsave(name, arr, format=None):
-    _toimage(arr).save(name, format)
-
-
-def _imresize(arr, size, interp='bilinear'):
-    image = _toimage(arr)
-    if isinstance(size, (int, numpy.integer)):
-        size = size / 100
-    if numpy.ndim(size):
-        wanted = size[1], size[0]
-    else:
-        wanted = tuple((numpy.array(image.size) * size).astype(int))
-    return numpy.array(image.resize(wanted, {
-        'nearest': 0, 'lanczos': 1, 'bilinear': 2, 'bicubic': 3,
-        'cubic': 3}[interp]))
-
-
 class _Cast(dict):
     def __missing__(self, kind):
         return lambda array: numpy.asarray(array).astype(kind)
+
+
+_ArgSpec = collections.namedtuple(
+    '_ArgSpec', 'args varargs keywords defaults')
 
 
 def _load_source(name, path):
@@ -147,21 +103,10 @@ OLD: Mapping[str, Callable[[], Any]] = {
        for name, value in {
            'NINF': -numpy.inf, 'NZERO': -0.0, 'PZERO': 0.0,
            'asfarray': _asfarray, 'asscalar': lambda a: a.item(),
-           'cast': _Cast(),
-           'complex': complex, 'float': float, 'in1d': _in1d, 'int': int,
-           'long': int, 'math': math, 'object': object, 'safe_eval':
-               ast.literal_eval, 'str': str, 'unicode': str, 'bool': bool,
-           'msort': functools.partial(numpy.sort, axis=0),
-           'issubclass_': lambda a, b: (
-               isinstance(a, type) and issubclass(a, b)),
-           'sctypes': {
-               'int': [numpy.int8, numpy.int16, numpy.int32, numpy.int64],
-               'uint': [numpy.uint8, numpy.uint16, numpy.uint32, numpy.uint64],
-               'float': [numpy.float16, numpy.float32, numpy.float64,
-                         numpy.longdouble],
-               'complex': [numpy.complex64, numpy.complex128,
-                           numpy.clongdouble],
-               'others': [bool, object, bytes, str, numpy.void]},
+           'bool': bool, 'cast': _Cast(), 'complex': complex, 'float': float,
+           'in1d': _in1d, 'int': int, 'long': int, 'math': math,
+           'msort': functools.partial(numpy.sort, axis=0), 'object': object,
+           'safe_eval': ast.literal_eval, 'str': str, 'unicode': str,
        }.items()},
     **{f'{module}.{old}': functools.partial(_renamed, module, new)
        for module, pairs in _RENAMED.items()
@@ -169,15 +114,7 @@ OLD: Mapping[str, Callable[[], Any]] = {
     **{f'scipy.misc.{name}': functools.partial(
         _renamed, 'scipy.special', name)
        for name in ('comb', 'factorial', 'factorial2', 'logsumexp')},
-    'scipy.misc.bytescale': lambda: _bytescale,
-    'scipy.misc.imread': lambda: _imread,
-    'scipy.misc.imresize': lambda: _imresize,
-    'scipy.misc.imsave': lambda: _imsave,
-    'scipy.misc.toimage': lambda: _toimage,
     'onnx.mapping': _today.onnx_mapping,
-    **{f'onnx.mapping.{name}': functools.partial(getattr, _today, name)
-       for name in ('NP_TYPE_TO_TENSOR_TYPE', 'TENSOR_TYPE_TO_NP_TYPE',
-                    'STORAGE_TENSOR_TYPE_TO_FIELD')},
     'pkg_resources': lambda: _today,
     'imp': lambda: types.SimpleNamespace(
         load_source=_load_source, new_module=types.ModuleType,
@@ -185,66 +122,16 @@ OLD: Mapping[str, Callable[[], Any]] = {
     'fractions.gcd': lambda: math.gcd,
     'matplotlib.cm.get_cmap': lambda: importlib.import_module(
         'matplotlib.pyplot').get_cmap,
-    'inspect.getargspec': lambda: _getargspec,
+    'inspect.getargspec': lambda: lambda function: _ArgSpec(
+        *inspect.getfullargspec(function)[:4]),
     'sklearn.externals.joblib': lambda: importlib.import_module('joblib'),
     'time.clock': lambda: time.process_time,
 }
 
 
-def _itemset(array, *place_and_value):
-    *place, value = place_and_value
-    if place and not isinstance(place[0], tuple):
-        place = [numpy.unravel_index(place[0], array.shape)]
-    array[place[0] if place else (0,) * array.ndim] = value
-
-
 def _size_of_box(box):
     return box[2] - box[0], box[3]
 
-
-def _with_config(function, /, *arguments, **options):
-    """Calls what is Chainer's with what arguments of Chainer 1 meant."""
-    import chainer
-    with contextlib.ExitStack() as stack:
-        for name, given in list(options.items()):
-            if name not in _CONFIGURES:
-                continue
-            del options[name]
-            setting, value = _CONFIGURES[name](given)
-            if setting:
-                stack.enter_context(chainer.using_config(setting, value))
-            elif value:
-                options['requires_grad'] = False
-        return function(*arguments, **options)
-
-
-_CONFIGURES: Mapping[str, Callable[[Any], tuple[str, Any]]] = {
-    'deterministic': lambda given: ('cudnn_deterministic', given),
-    'test': lambda given: ('train', not given),
-    'train': lambda given: ('train', given),
-    'use_cudnn': lambda given: ('use_cudnn', 'auto' if given else 'never'),
-    'volatile': lambda given: ('', given in ('on', True)),
-}
-#: What an error says, what it is about, and the call as it was meant.
-REFUSED: tuple[tuple[str, str, Callable[..., Any]], ...] = (
-    ('inhomogeneous', 'an array of rows of several lengths',
-     lambda function, rows, *arguments, **options: function(
-         numpy.array(rows, object), *arguments, **options)),
-    ('arrays to stack', 'a stack of what an iterator gives',
-     lambda function, rows, *arguments, **options: function(
-         list(rows), *arguments, **options)),
-    ('avoid copy', 'array(copy=False)',
-     lambda function, *arguments, **options: function(
-         *arguments, **{**options, 'copy': None})),
-    ('binary mode of fromstring', 'fromstring() of bytes',
-     lambda function, text, dtype=float, count=-1, sep='':
-         numpy.frombuffer(text, dtype, count).copy()),
-    ("'Loader'", 'yaml.load() without a loader',
-     lambda function, stream: importlib.import_module(
-         'yaml').safe_load(stream)),
-    ('argument is not supported anymore', 'an argument of Chainer 1',
-     _with_config),
-)
 
 #: Methods, by their class's full name, and the property A.
 METHODS: Mapping[str, Callable[..., Any]] = {
@@ -252,9 +139,6 @@ METHODS: Mapping[str, Callable[..., Any]] = {
         '_spbase', 'spmatrix')), lambda matrix: matrix.toarray()),
     'chainer.optimizer.Optimizer.zero_grads':
         lambda optimizer: optimizer.target.cleargrads(),
-    'numpy.ndarray.itemset': _itemset,
-    'numpy.ndarray.newbyteorder': lambda array, order='S': array.view(
-        array.dtype.newbyteorder(order)),
     'numpy.ndarray.ptp': numpy.ptp,
     'numpy.ndarray.tostring': numpy.ndarray.tobytes,
     'PIL.ImageDraw.ImageDraw.textsize': lambda draw, text, *a, **options:
@@ -263,3 +147,49 @@ METHODS: Mapping[str, Callable[..., Any]] = {
        _size_of_box(font.getbbox(text, *a, **options))
        for font in ('FreeTypeFont', 'ImageFont')},
 }
+
+
+# --- calls that are refused what they took
+
+#: Arguments of Chainer 1: the setting that each has become, and its value.
+_CONFIGURES: Mapping[str, Callable[[Any], tuple[str, Any]]] = {
+    'deterministic': lambda given: ('cudnn_deterministic', given),
+    'test': lambda given: ('train', not given),
+    'train': lambda given: ('train', given),
+    'use_cudnn': lambda given: ('use_cudnn', 'auto' if given else 'never'),
+}
+#: Functions, and arguments of others, by their names.
+CALLS = {'array', 'asarray', 'column_stack', 'dstack', 'float', 'fromstring',
+         'hasattr', 'hstack', 'int', 'load', 'permutation', 'stack', 'vstack'}
+DROPPED = {*_CONFIGURES, 'newshape', 'volatile'}
+
+
+def _of_chainer_1(function, /, *arguments, **options):
+    import chainer
+    if options.pop('volatile', None) in ('on', True):
+        options['requires_grad'] = False
+    with contextlib.ExitStack() as stack:
+        for name in options.keys() & _CONFIGURES:
+            stack.enter_context(chainer.using_config(
+                *_CONFIGURES[name](options.pop(name))))
+        return function(*arguments, **options)
+
+
+#: What an error says, and the call as it was meant.
+REFUSED: tuple[tuple[str, Callable[..., Any]], ...] = (
+    ('inhomogeneous', lambda function, rows, *arguments, **options: function(
+        numpy.array(rows, object), *arguments, **options)),
+    ('arrays to stack', lambda function, rows, *arguments, **options: function(
+        list(rows), *arguments, **options)),
+    ('avoid copy', lambda function, *arguments, **options: function(
+        *arguments, **{**options, 'copy': None})),
+    ('0-dimensional arrays', lambda function, array: function(
+        array.item() if array.size == 1 else array)),
+    ('binary mode of fromstring', lambda function, text, dtype=float, count=-1,
+     sep='': numpy.frombuffer(text, dtype, count).copy()),
+    ("'newshape'", lambda function, a, newshape, **options: function(
+        a, newshape, **options)),
+    ("'Loader'", lambda function, stream: importlib.import_module(
+        'yaml').safe_load(stream)),
+    ('argument is not supported anymore', _of_chainer_1),
+)

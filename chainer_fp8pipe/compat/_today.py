@@ -41,10 +41,9 @@ def __getattr__(name):
     return _Late(module)
 
 
-# --- onnx.mapping until onnx 1.19
-
 @functools.cache
 def onnx_mapping() -> types.ModuleType:
+    """onnx.mapping until onnx 1.19."""
     from onnx import helper
     numbers = {dtype: helper.np_dtype_to_tensor_dtype(dtype)
                for dtype in map(numpy.dtype, '?bBhHiIlLqQefdFDO')}
@@ -59,12 +58,8 @@ def onnx_mapping() -> types.ModuleType:
 
 # --- pkg_resources until setuptools 81
 
-DistributionNotFound = metadata.PackageNotFoundError
+ResolutionError = DistributionNotFound = metadata.PackageNotFoundError
 get_distribution = metadata.distribution
-
-
-class ResolutionError(Exception):
-    """A requirement is not met."""
 
 
 class WorkingSet:
@@ -75,17 +70,9 @@ class WorkingSet:
         # Few need it, and it takes as long as a third of NumPy.
         from packaging.requirements import Requirement
         for wanted in map(Requirement, requirements):
-            try:
-                found = metadata.version(wanted.name)
-            except metadata.PackageNotFoundError:
-                found = ''
-            if not found or not wanted.specifier.contains(
-                    found, prereleases=True):
-                raise ResolutionError(f'{wanted}, found {found or "none"}')
-
-
-def require(*requirements: str) -> None:
-    WorkingSet().require(*requirements)
+            if not wanted.specifier.contains(metadata.version(wanted.name),
+                                             prereleases=True):
+                raise ResolutionError(str(wanted))
 
 
 def resource_filename(package: str, name: str) -> str:
@@ -93,10 +80,8 @@ def resource_filename(package: str, name: str) -> str:
     return str(resources.files(package).joinpath(name))
 
 
-# --- what an old protoc wrote
-
 def build_messages(names: dict[str, Any], serialized: bytes) -> None:
-    """Fills a module's names with its messages.
+    """Fills the names of a module that an old protoc wrote.
 
     protobuf 4 makes no descriptors one by one, as these modules do; it reads
     the same serialized text whole.
@@ -109,10 +94,9 @@ def build_messages(names: dict[str, Any], serialized: bytes) -> None:
     builder.BuildTopDescriptorsAndMessages(file, names['__name__'], names)
 
 
-# --- h5py 3 reads strings as bytes
-
 def read_hdf5(dataset: Any) -> Any:
-    """A dataset as an array; what was saved as bytes stays bytes."""
+    """An array; what was saved as bytes stays bytes, and h5py 3 reads text so.
+    """
     import h5py
     if hasattr(dataset, 'asstr') and h5py.check_string_dtype(
             dataset.dtype) == ('utf-8', None):
@@ -134,27 +118,22 @@ def workers() -> Any:
     return multiprocessing.get_context(method)
 
 
-_iterators: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
 def end_with_python(iterator: Any) -> None:
     """Finalizes an iterator when Python ends, if nobody has.
 
     multiprocessing is half gone by then (until 3.12), a stopped daemon thread
     is called alive (3.13), or must not be joined (from 3.14).
     """
-    if not _iterators:
-        atexit.register(_end_iterators)
-    _iterators[iterator] = os.getpid()
+    atexit.register(_end, weakref.ref(iterator), os.getpid())
 
 
-def _end_iterators():
-    for iterator, process in list(_iterators.items()):
-        if process == os.getpid():      # pools are not a forked child's
-            iterator.finalize()
+def _end(reference, process):
+    iterator = reference()
+    if iterator is not None and process == os.getpid():     # no forked child
+        iterator.finalize()
 
 
-# --- where there is no CuPy
+# --- words
 
 class NoCuPy:
     """Stands in for the module, for which ``xp is cuda.cupy`` asks."""
@@ -175,26 +154,3 @@ def hint(message: str) -> str:
             '\nHint: since NumPy 2 a number of NumPy, as an element of an '
             'array, times a float32 array is float64: take its int() or '
             'float()')
-
-
-# --- modules that Chainer 5 to 7 moved
-
-_MOVED = {
-    'functions.pooling.max_pooling_2d': 'functions.pooling.max_pooling_nd',
-    **{f'functions.activation.{name}': f'functions.rnn.{name}'
-       for name in ('lstm', 'slstm', 'tree_lstm')},
-    **{f'functions.connection.{name}': f'functions.rnn.{name}'
-       for name in ('n_step_gru', 'n_step_lstm', 'n_step_rnn')},
-    **{f'links.connection.{name}': f'links.rnn.{name}' for name in (
-        'gru', 'lstm', 'mgu', 'n_step_gru', 'n_step_lstm', 'n_step_rnn',
-        'peephole', 'tree_lstm', 'zoneoutlstm')},
-}
-
-
-def put_moved_modules_back() -> None:
-    """Lets modules be imported by the names that they had."""
-    for old, new in _MOVED.items():
-        module = importlib.import_module(f'chainer.{new}')
-        sys.modules[f'chainer.{old}'] = module
-        package, _, name = f'chainer.{old}'.rpartition('.')
-        setattr(importlib.import_module(package), name, module)
