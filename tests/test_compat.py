@@ -116,11 +116,6 @@ USES = {
             pass
         assert Skipped.__unittest_skip__ and AlsoSkipped.__unittest_skip__
         ''',
-    'chainer.testing.doctest_helper': '''
-        from chainer.testing import doctest_helper
-        assert doctest_helper.skipif_requires_satisfied('numpy>=1')
-        assert not doctest_helper.skipif_requires_satisfied('numpy<1')
-        ''',
     'chainer.function_node': '''
         import numpy
         rows = numpy.arange(6, dtype='f').reshape(2, 3)
@@ -299,7 +294,7 @@ def test_an_unmended_chainer_is_told_so(tmp_path):
 def test_chainer_and_its_testing_work_without_setuptools():
     passes(python(
         NO_PKG_RESOURCES + 'import chainer\n'
-        + used('chainer.testing.helper', 'chainer.testing.doctest_helper')
+        + used('chainer.testing.helper')
         + "assert sys.modules['pkg_resources'] is None"))
 
 

@@ -44,10 +44,6 @@ _local = threading.local()      # a thread's resizer
 #: As Pillow has it: a quarter of a gigabyte of pixels.
 MAX_PIXELS = 89_478_485
 
-#: Returns the part for the width and height in pixels, and the factor by which
-#: a decoder may shrink.
-Choose = Callable[[int, int], tuple[Crop, int]]
-
 
 def decode(data: bytes, plan: Callable[[int, int], Crop]) -> numpy.ndarray:
     """Decodes, crops, resizes and mirrors; several threads may do so.
@@ -163,15 +159,19 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def decode_part(data: bytes, choose: Choose
+def decode_part(data: bytes, choose: Callable[[int, int], tuple[Crop, int]]
                 ) -> tuple[numpy.ndarray, Crop, int] | None:
     """Decodes a part of a JPEG with libjpeg-turbo.
 
+    Args:
+        data: The file.
+        choose: Returns the part for the width and height in pixels, and the
+            factor by which a decoder may shrink.
+
     Returns:
-        The pixels that cover the part, of shape (h, w, 3), uint8: columns
-        ``floor(left / shrink)`` to ``ceil((left + w) / shrink)`` of the
-        shrunk image, and rows likewise; and what was chosen.  None if the
-        library cannot decode this part, or is not sure.
+        The pixels of the shrunk image that cover the part, of shape (h, w,
+        3), uint8, and what was chosen.  None if the library cannot decode
+        this part, or is not sure.
     """
     tj: Any = library()
     # A new instance for each file, in some microseconds: one that has seen a
