@@ -221,7 +221,8 @@ def _belongs(name: str, path: str) -> bool:
     if package in _NOT:
         return False
     if path.startswith(_INSTALLED):
-        return _requires_chainer(package)
+        return (package not in sys.stdlib_module_names
+                and _requires_chainer(package))
     if package not in _world and MAIN not in os.environ:
         with open(path, 'rb') as file:
             if not _IMPORTS_CHAINER.search(file.read()):
