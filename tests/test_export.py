@@ -121,7 +121,6 @@ def command(tmp_path, monkeypatch, capsys):
         'chainer.training.Trainer.run(None)\n')
     numpy.save('x.npy', BATCH)
     numpy.savez('two.npz', BATCH, BATCH)
-    numpy.savez('named.npz', x=BATCH, y=BATCH)
     numpy.save('wide.npy', numpy.ones((2, 9), 'f'))
     numpy.save('pickled.npy', numpy.array([None]))
 
@@ -208,40 +207,32 @@ def test_the_model_is_found_in_any_snapshot(command, make, file, place):
     model = make()
     code, said = command(file, 'nets.py:Net')
     assert code == 0, said
-    assert f'{file}, below {place}: 4 parameters' in said
+    assert f'{file}, {place}: 4 parameters' in said
     check(model, BATCH)
 
 
 @pytest.mark.parametrize(('file', 'model_class', 'example', 'said'), [
-    ('model.npz', 'nets.py', 'x.npy', "write 'nets.py' as in train.py:Net"),
-    ('model.npz', 'nowhere.py:Net', 'x.npy', 'nowhere.py cannot be read'),
+    ('model.npz', 'nets.py', 'x.npy', 'write it as in train.py:Net'),
+    ('model.npz', 'nowhere.py:Net', 'x.npy', "No module named 'nowhere'"),
     ('model.npz', 'nets:Nett', 'x.npy', "'Nett' is not defined"),
-    ('model.npz', 'nets:number()', 'x.npy', 'is a int, and no Chain'),
+    ('model.npz', 'nets:number()', 'x.npy', 'names no Chain or other Link'),
     ('model.npz', 'trains.py:Net', 'x.npy', 'belongs under "if __name__ =='),
-    ('model.npz', 'nets:Net(4)', 'x.npy', 'b has shape (3,) in model.npz'),
-    ('model.npz', 'nets:Old', 'x.npy', 'has 0 models with the parameters l1'),
+    ('model.npz', 'nets:Net(4)', 'x.npy', 'has 0 models with the param'),
+    ('model.npz', 'nets:Old', 'x.npy', "'l1/b': (3,)}"),
     ('nothing.npz', 'nets:Net', 'x.npy', 'No such file or directory'),
     ('nets.py', 'nets:Net', 'x.npy', 'pickled (object)'),
     ('model.npz', 'nets:Net', 'pickled.npy', 'allow_pickle=False'),
-    ('model.npz', 'nets:Net', 'two.npz', 'has arr_0, arr_1, and forward ta'),
-    ('model.npz', 'nets:Net', 'named.npz', 'has x, y, and forward takes (x)'),
+    ('model.npz', 'nets:Net', 'two.npz', 'arguments but 3 were given'),
     ('model.npz', 'nets:Net', 'wide.npy', 'InvalidType'),
+    ('model.npz', 'nets:Recurrent', 'x.npy', 'LSTM'),    # not in ONNX
     ('model.npz', 'nets:Net --exmaple', 'x.npy', 'unknown: --exmaple')])
 def test_what_is_wrong_is_named(command, file, model_class, example, said):
-    trained('nets:Net', BATCH)
+    trained('nets:Recurrent' if 'Rec' in model_class else 'nets:Net', BATCH)
     name, *options = model_class.split()
     code, found = command(file, name, example, *options)
     assert code == 2
     assert said in found
     assert not list(Path().glob('out.onnx*'))
-
-
-def test_a_function_without_a_counterpart_is_named(command):
-    trained('nets:Recurrent', BATCH)
-    code, said = command('model.npz', 'nets.py:Recurrent')
-    assert code == 2
-    assert 'LSTM' in said
-    assert not list(Path().glob('*.onnx*'))
 
 
 def test_links_as_the_documentation_writes_them_take_the_old_file(command):
@@ -279,20 +270,7 @@ def test_a_constant_of_the_example_is_no_proof(command, name):
     code, said = command('model.npz', f'nets:{name}')
     assert code == 1
     assert 'Not proven: it differs with values drawn anew' in said
-    assert Path('out.onnx.unproven').is_file()
     assert Path('out.onnx').read_bytes() == b'of an earlier run'
-
-
-@pytest.mark.parametrize(('wrong_by', 'is_proof'), [
-    (0, True), (1e-5, True), (1e-3, False), (numpy.nan, False)])
-def test_the_tolerance_is_a_part_of_the_largest_value(
-        capsys, wrong_by, is_proof):
-    x = {'x': numpy.arange(1, 5, dtype='f')}
-    graph = export.convert(chainer.Sequential(chainer.functions.relu), x,
-                           ['y'])
-    assert export.prove(graph, {'the example': (x, {
-        'y': x['x'] + numpy.float32(4 * wrong_by)})}) is is_proof
-    assert ('Not proven' in capsys.readouterr().out) is not is_proof
 
 
 def test_the_command_starts_as_no_rank(command, tmp_path):
