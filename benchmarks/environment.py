@@ -105,7 +105,7 @@ def ranks_of(script: str, job: Any, ranks: int = 0, network: Any = None, *,
     """What the ranks of a script have found; ends where they fail.
 
     Args:
-        script: A file of this folder, which calls :func:`as_rank`.
+        script: A file of this folder, which calls :func:`start`.
         job: For the ranks; JSON.
         ranks: How many, on this machine.
         network: Or the hosts on which they are.
@@ -128,26 +128,19 @@ def ranks_of(script: str, job: Any, ranks: int = 0, network: Any = None, *,
         return json.loads(result.read_text())
 
 
-def as_rank(work: Callable[[Any, Any], Any]) -> None:
-    """Does a rank's work, given all ranks and the job; see :func:`ranks_of`.
-    """
-    from mpi4py import MPI
-    if len(sys.argv) != 3:
-        name = pathlib.Path(sys.argv[0]).name
-        sys.exit(f"{name} has the ranks' part of {name.replace('_ranks', '')}"
-                 ', which starts it: run that')
-    given, result = sys.argv[1:]
-    found = work(MPI.COMM_WORLD, json.loads(pathlib.Path(given).read_text()))
-    if MPI.COMM_WORLD.rank == 0:
-        pathlib.Path(result).write_text(json.dumps(found))
-
-
 def start(main: Callable[[], object], rank: Callable[[Any, Any], Any]) -> None:
-    """Runs a file that is both the benchmark and its ranks' part."""
-    if sys.argv[1:2] and sys.argv[1].endswith('.json'):
-        as_rank(rank)
-    else:
+    """Runs a file that is both the benchmark and its ranks' part.
+
+    Ranks do ``rank``, given all of them and the job; see :func:`ranks_of`.
+    """
+    if len(sys.argv) != 3 or not sys.argv[1].endswith('job.json'):
         main()
+        return
+    from mpi4py import MPI
+    given, result = map(pathlib.Path, sys.argv[1:])
+    found = rank(MPI.COMM_WORLD, json.loads(given.read_text()))
+    if MPI.COMM_WORLD.rank == 0:
+        result.write_text(json.dumps(found))
 
 
 def milliseconds(seconds: Sequence[float]) -> tuple[str, str]:

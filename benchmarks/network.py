@@ -5,16 +5,7 @@ see chainer_fp8pipe/launcher/virtual_hosts.py.
 """
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
-import ctypes
-import socket
-import statistics
 import sys
-import threading
-import time
-from collections.abc import Iterator
-from typing import IO, NamedTuple
 
 from chainer_fp8pipe.launcher.virtual_hosts import (
     BURST,
@@ -24,14 +15,8 @@ from chainer_fp8pipe.launcher.virtual_hosts import (
 )
 
 _CONTROL = '/proc/sys/net/ipv4/tcp_congestion_control'
-_AT_ONCE = 2e9      # bit/s of all links that are measured at once
-_PORT = 5201        # the first link's
-# In seconds.  A stream settles for several times the queue's longest delay.
-# Both ends start their clocks when they connect; each goes on sending this
-# long after its own measurement, so that the other's has no quiet end.
-_SETTLING, _LONGER, _WAITING = 0.3, 0.1, 30
-_CHUNK = 1 << 18    # bytes
-_LIBC = ctypes.CDLL(None, use_errno=True)
+#: Of an Ethernet frame's bytes, those that TCP carries.
+_PAYLOAD = 1448 / 1514
 
 
 def begin() -> None:
@@ -40,19 +25,6 @@ def begin() -> None:
         enter()
     except ValueError as error:
         sys.exit(str(error))
-
-
-class Link(NamedTuple):
-    """A link that has a rate.
-
-    Attributes:
-        first, second: The hosts at its ends; None is the switch.
-        address: Where the second end's sockets listen.
-    """
-
-    first: str
-    second: str | None
-    address: str
 
 
 class Star(VirtualHosts):
@@ -71,8 +43,6 @@ class Star(VirtualHosts):
         super().__init__(hosts, rate, ['switch'] * switch)
         self.kind = f'star of {hosts} hosts' + (
             ' and one in the switch' if switch else '')
-        self.links = [Link(host, None, '10.77.0.254')
-                      for host in self.hosts[:hosts]]
 
     def describe(self) -> str:
         """What this network is, in a line for the head of a result."""
@@ -80,22 +50,9 @@ class Star(VirtualHosts):
         return (f'{self.kind}, every link {self.rate / 1e6:g} Mbit/s in each '
                 f'direction (tbf), TCP {control}')
 
-    def rates(self, seconds: float = 1.0) -> list[float]:
-        """Payload in bit/s that each link carries, both directions at once.
-
-        Links are measured side by side while that is no more than a kernel
-        carries without being what is measured.
-        """
-        together = max(1, int(_AT_ONCE / (2 * self.rate)))
-        with concurrent.futures.ThreadPoolExecutor(together) as pool:
-            return [rate for rates in pool.map(
-                lambda number: _both_ways(self.links[number], _PORT + number,
-                                          seconds), range(len(self.links)))
-                    for rate in rates]
-
     def payload(self) -> float:
-        """The median: a core that had other work makes links look slow."""
-        return statistics.median(self.rates())
+        """Bit/s that a link carries in each direction, less headers."""
+        return _PAYLOAD * self.rate
 
 
 class Torus(Star):
@@ -127,9 +84,6 @@ class Torus(Star):
                  for here in range(x * y) for other in (
                      (here // y + 1) % x * y + here % y,
                      here // y * y + (here % y + 1) % y) if other != here}
-        self.links = [
-            Link(self.hosts[first], self.hosts[second],
-                 self.addresses(second)[0]) for first, second in sorted(pairs)]
         self.ip(None, [
             f'link add to{second} netns node{first} type veth '
             f'peer name to{first} netns node{second}'
@@ -158,70 +112,3 @@ class Torus(Star):
         self.ip(host, lines)
         for peer in neighbours:
             self.shape(host, f'to{peer}')
-
-
-# --- what a link carries -----------------------------------------------------
-
-@contextlib.contextmanager
-def in_network(host: str | None) -> Iterator[None]:
-    """Sockets of this thread are made in a host; None: in the switch."""
-    def go_to(place: IO) -> None:
-        if _LIBC.setns(place.fileno(), 0):
-            raise OSError(ctypes.get_errno(), f'setns to {place.name}')
-    with open('/proc/thread-self/ns/net') as here, open(
-            f'/run/netns/{host}' if host else here.name) as there:
-        go_to(there)
-        try:
-            yield
-        finally:
-            go_to(here)
-
-
-def _both_ways(link: Link, port: int, seconds: float) -> list[float]:
-    """Payload in bit/s there and back."""
-    where = link.address, port
-    with contextlib.ExitStack() as stack:
-        with in_network(link.second):
-            server = stack.enter_context(socket.create_server(where))
-        with in_network(link.first):
-            ends = [socket.create_connection(where, _WAITING)]
-        ends.append(server.accept()[0])
-        start = time.perf_counter() + _SETTLING
-        stop = start + seconds
-        for end in ends:
-            stack.enter_context(end).settimeout(_WAITING)
-            threading.Thread(target=_send, args=(end, stop + _LONGER),
-                             daemon=True).start()
-        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(2))
-        return list(pool.map(lambda end: receive(end, start, stop), ends))
-
-
-def _send(connection: socket.socket, until: float) -> None:
-    data = bytes(_CHUNK)
-    # The other end may have finished a little earlier.
-    with contextlib.suppress(OSError):
-        while time.perf_counter() < until:
-            connection.sendall(data)
-
-
-def receive(connection: socket.socket, start: float, stop: float) -> float:
-    """Bits per second from the first arrival after ``start`` on.
-
-    It goes on reading a little longer, or both ends' senders could wait for
-    each other.  0: this end had no core meanwhile, or too late.
-    """
-    buffer = bytearray(_CHUNK)
-    first = last = now = 0.
-    count = 0
-    while now < stop + _LONGER:
-        got = connection.recv_into(buffer)
-        now = time.perf_counter()
-        if not got:
-            if now < stop:
-                raise ConnectionError('the other end has gone away')
-            break
-        if not first:
-            first = now if now >= start else 0.
-        elif now < stop:
-            count, last = count + got, now
-    return 8 * count / (last - first) if count else 0.

@@ -9,10 +9,31 @@ turn by turn.  Needs ``pip install '.[mpich]'``; with PyTorch installed
 """
 from __future__ import annotations
 
+import os
+import socket
 import statistics
+import time
+import warnings
 
-from environment import ONE_THREAD, describe, parser, ranks_of, write_json
+from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
+from chainer_fp8pipe.mpi.measured import measure_links
+from chainer_fp8pipe.planner.example import Repeating, as_it_is
 
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from environment import (
+    ONE_THREAD,
+    describe,
+    parser,
+    ranks_of,
+    start,
+    write_json,
+)
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
 SCHEDULES = (('gpipe', 1), ('1f1b', 1), ('zero_bubble', 1),
              ('zero_bubble', 2))        # with so many chunks per rank
 
@@ -51,7 +72,7 @@ def main():
 
 def measure(stages, options):
     """Starts the ranks; returns a row per width and number of parts."""
-    return ranks_of('pipeline_ranks.py', {
+    return ranks_of('pipeline.py', {
         name: getattr(options, name) for name in (
             'widths', 'micro_batches', 'depth', 'batch', 'rounds',
             'without_torch')}, stages, env=ONE_THREAD)
@@ -108,5 +129,167 @@ def fastest(row, kind):
                key=lambda item: statistics.median(item[1]))
 
 
+# --- ranks -------------------------------------------------------------------
+
+class Network(Divisible):
+    """The paper's: layers of one width, the last one of 10."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        for _ in range(depth):
+            self.append(lazy(L.Linear, width, width))
+            self.append(F.relu)
+        self.append(lazy(L.Linear, width, 10))
+
+
+def rank(comm, job):
+    torch = None if job['without_torch'] else start_torch()
+    rows = []
+    for width in job['widths']:
+        rows += at_width(width, job, torch)
+    if torch:
+        torch.distributed.destroy_process_group()
+    return rows
+
+
+def at_width(width, job, torch):
+    """All rows of one width; what is compared takes turns."""
+    batch = np.random.RandomState(0).rand(job['batch'], width).astype('f')
+    labels = np.random.RandomState(1).randint(
+        0, 10, job['batch']).astype('i')
+    steps = {('serial', '', 0): serial(width, job['depth'], batch, labels)}
+    models = {chunks: staged(width, job['depth'], chunks)
+              for chunks in {chunks for _, chunks in SCHEDULES}
+              if chunks * comm.size <= job['depth']}
+    for parts in job['micro_batches']:
+        for name, chunks in SCHEDULES:
+            if chunks in models:
+                updater = PipelineUpdater(
+                    Repeating((batch, labels)), models[chunks], comm,
+                    micro_batches=parts, schedule=name, converter=as_it_is)
+                steps['ours', f'{name} x {chunks}' if chunks > 1 else name,
+                      parts] = updater.update
+    if torch:
+        steps.update(torch_steps(torch, width, job, batch, labels))
+    times, link = take_turns(steps, job['rounds']), measure_links(comm)
+    rows = []
+    for parts in job['micro_batches']:
+        row = {'stages': comm.size, 'width': width, 'micro_batches': parts,
+               'serial': times['serial', '', 0], 'link': link,
+               'bytes': 4 * width * job['batch'] / parts}
+        for kind in ('ours', 'torch'):
+            found = {name: value for (other, name, number), value
+                     in times.items() if (other, number) == (kind, parts)}
+            if found:
+                row[kind] = found
+        rows.append(row)
+    return rows
+
+
+def staged(width, depth, chunks):
+    """An optimizer of this rank's stage."""
+    model = Network(width, depth).stage(
+        comm, balance=even(depth, chunks * comm.size), chunks=chunks)
+    return chainer.optimizers.SGD(1e-3).setup(model)
+
+
+def even(depth, parts):
+    """As many pairs of a layer and its function for each part."""
+    share, more = divmod(depth, parts)
+    counts = [2 * (share + (part < more)) for part in range(parts)]
+    counts[-1] += 1
+    return counts
+
+
+def serial(width, depth, batch, labels):
+    """A step of plain Chainer on rank 0; the others sleep meanwhile."""
+    if comm.rank:
+        return None
+    model = Network(width, depth)
+    optimizer = chainer.optimizers.SGD(1e-3).setup(model)
+    return lambda: optimizer.update(
+        lambda: F.softmax_cross_entropy(model(batch), labels))
+
+
+def take_turns(steps, rounds):
+    """Seconds of each step, on the rank that was last; one turn to warm."""
+    times = {key: [] for key in steps}
+    for number in range(rounds + 1):
+        for key, step in steps.items():
+            comm.Barrier()
+            start = time.perf_counter()
+            if step:
+                step()
+            quiet_barrier()
+            if number:
+                times[key].append(comm.bcast(time.perf_counter() - start))
+    return times
+
+
+def quiet_barrier():
+    """A barrier that leaves the cores to those who still work."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(1e-3)
+
+
+# --- PyTorch ----------------------------------------------------------------
+
+def start_torch():
+    """PyTorch with gloo over the same ranks; None if it is not there."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    port = None
+    if comm.rank == 0:
+        with socket.socket() as probe:
+            probe.bind(('127.0.0.1', 0))
+            port = probe.getsockname()[1]
+    os.environ.update(MASTER_ADDR='127.0.0.1',
+                      MASTER_PORT=str(comm.bcast(port)))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group('gloo', rank=comm.rank,
+                                         world_size=comm.size)
+    return torch
+
+
+def torch_steps(torch, width, job, batch, labels):
+    """A step per schedule and number of parts that PyTorch takes."""
+    from torch.distributed import pipelining
+    layers = []
+    for _ in range(even(job['depth'], comm.size)[comm.rank] // 2):
+        layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
+    if comm.rank == comm.size - 1:
+        layers.append(torch.nn.Linear(width, 10))
+    module = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    x, target = torch.from_numpy(batch), torch.from_numpy(labels).long()
+
+    def step_of(schedule):
+        def step():
+            optimizer.zero_grad()
+            arguments = (x,) if comm.rank == 0 else ()
+            options = ({'target': target, 'losses': []}
+                       if comm.rank == comm.size - 1 else {})
+            schedule.step(*arguments, **options)
+            optimizer.step()
+        return step
+
+    steps = {}
+    for parts in job['micro_batches']:
+        for name, kind in (('gpipe', pipelining.ScheduleGPipe),
+                           ('1f1b', pipelining.Schedule1F1B)):
+            if name == '1f1b' and parts < comm.size:
+                continue        # it does not take fewer parts than stages
+            with warnings.catch_warnings():
+                warnings.simplefilter('ignore')
+                stage = pipelining.PipelineStage(
+                    module, comm.rank, comm.size, torch.device('cpu'))
+                steps['torch', name, parts] = step_of(kind(
+                    stage, parts, loss_fn=torch.nn.functional.cross_entropy))
+    return steps
+
+
 if __name__ == '__main__':
-    main()
+    start(main, rank)
