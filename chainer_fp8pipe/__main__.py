@@ -18,22 +18,19 @@ from .compat._absent import ABSENT
 from .mpi import started_together
 
 _PROG = 'python -m chainer_fp8pipe'
-#: By command: its module, what it does, and whether it is started on ranks.
+#: By command: its module, whether it is started on ranks, and what it does.
 #: The others are no ranks, which importing these would make them.
 _COMMANDS = {
-    'bench': ('bench', 'measure this cluster', True),
-    'export': ('export', 'write a trained model as ONNX, and prove that it '
-               'computes the same', False),
-    'install-chainer': (
-        'compat.install_chainer',
-        'install Chainer, which pip alone cannot build', False),
-    'launch': ('launcher.launch_command',
-               'run a script, and start it again when its ranks die', False),
-    'plan': ('planner.plan_script',
-             'find the fastest way to run a script on these ranks', True),
-    'report': ('report.report_command',
-               'print how a run went, and make an HTML page about it', False),
-    'run': ('run', 'run an unmodified Chainer or ChainerMN script', True),
+    'bench': ('bench', True, 'measure this cluster'),
+    'export': ('export', False, 'write a model as ONNX, and prove it'),
+    'install-chainer': ('compat.install_chainer', False,
+                        'install Chainer, which pip alone cannot build'),
+    'launch': ('launcher.launch_command', False,
+               'run a script, and start it again when its ranks die'),
+    'plan': ('planner.plan_script', True,
+             'find the fastest way to run a script on these ranks'),
+    'report': ('report.report_command', False, 'show how a run went'),
+    'run': ('run', True, 'run an unmodified Chainer or ChainerMN script'),
 }
 
 
@@ -41,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     command = next(iter(given), '')
-    module, _, on_ranks = _COMMANDS.get(command, ('', '', True))
+    module, on_ranks, _ = _COMMANDS.get(command, ('', True, ''))
     started, action = started_together(os.environ), None
     try:
         if on_ranks:
@@ -90,7 +87,7 @@ def _parser(given: Sequence[str]) -> Parser:
     parser.add_argument('--version', action='version',
                         version=f'chainer_fp8pipe {__version__}')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
-    for name, (module, what, _) in _COMMANDS.items():
+    for name, (module, _, what) in _COMMANDS.items():
         if [name] == [*given[:1]]:
             getattr(_module(module), f'add_{name}')(commands)
         else:

@@ -39,7 +39,6 @@ exit $?
 '''
 #: The interface of every host; mpiexec's is the switch.
 INTERFACE = 'eth0'
-_MOST_HOSTS = 250
 # Bytes that a link passes at once after it was idle, and its longest queue.
 BURST, _LATENCY = 128 << 10, '100ms'
 
@@ -70,11 +69,7 @@ mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm &&
 "$2" -I -S -c "import socket, sys; socket.sethostname(sys.argv[1])" "$0" &&
 exec sh -c "$1"' "$host" "$*" {python}
 '''
-_ENTER_PATH = '/run/enter'
-
-
-class HostsError(ValueError):
-    """There can be no virtual hosts here; a line says why."""
+_ENTER_PATH = Path('/run/enter')
 
 
 def missing() -> str:
@@ -86,7 +81,7 @@ def missing() -> str:
 
 
 def enter() -> None:
-    """Goes on in namespaces of this process's own, or raises HostsError.
+    """Goes on in namespaces of this process's own, or raises ValueError.
 
     Call it first: outside, the same command line is run again, inside, and
     this process ends with its exit code.
@@ -97,9 +92,9 @@ def enter() -> None:
     path = os.environ.get('PATH', os.defpath) + ':/usr/sbin:/sbin'
     for tool, package in _TOOLS.items():
         if not shutil.which(tool, path=path):
-            raise HostsError(f'virtual hosts need {tool} ({package})')
+            raise ValueError(f'virtual hosts need {tool} ({package})')
     if (starter := find_starter(os.environ)).family != 'MPICH':
-        raise HostsError("virtual hosts need MPICH's mpiexec, and "
+        raise ValueError("virtual hosts need MPICH's mpiexec, and "
                          f'{starter.words[0]} is {starter.family}')
     # As root, who owns files of others, too, no user namespace is needed.
     user = ['--user', '--map-root-user'] if os.geteuid() else []
@@ -116,13 +111,12 @@ def enter() -> None:
         process.wait()
 
 
-class VirtualHosts:
+class VirtualHosts(contextlib.AbstractContextManager):
     """Hosts around a switch, each with a cable; call :func:`enter` before.
 
     Their names are ``node0`` and so on.  The rate is that of each cable and
     direction, in bit/s on the wire, Ethernet's headers included.  ``others``
-    are names of more hosts, the last ones, that no cable slows down.  Raises
-    HostsError if they cannot be made.
+    are names of more hosts, the last ones, that no cable slows down.
     """
 
     #: The device that a host's address is on.
@@ -132,14 +126,14 @@ class VirtualHosts:
                  others: Sequence[str] = ()) -> None:
         self.rate = rate
         self.hosts = [*(f'node{index}' for index in range(hosts)), *others]
-        if not 2 <= len(self.hosts) <= _MOST_HOSTS:
-            raise HostsError(f'there can be 2 to {_MOST_HOSTS} hosts, not '
-                             f'{len(self.hosts)}')
+        if not 2 <= len(self.hosts) <= 250:
+            raise ValueError(
+                f'there can be 2 to 250 hosts, not {len(self.hosts)}')
         if _INSIDE not in os.environ:   # it is the machine's own network
-            raise HostsError('call enter() first')
-        Path(_ENTER_PATH).write_text(_ENTER.format(
-            python=shlex.quote(sys.executable)))
-        Path(_ENTER_PATH).chmod(0o755)
+            raise ValueError('call enter() first')
+        _ENTER_PATH.write_text(_ENTER.format(python=shlex.quote(
+            sys.executable)))
+        _ENTER_PATH.chmod(0o755)
         Path('/run/hosts').write_text('127.0.0.1 localhost\n' + ''.join(
             # An address's IPv6 form is asked for, too.
             f'{address} {host}\n::ffff:{address} {host}\n'
@@ -163,9 +157,6 @@ class VirtualHosts:
         for place in (None, *self.hosts):
             self.call(place, 'sh', '-c', _SETTINGS)
 
-    def __enter__(self) -> VirtualHosts:
-        return self
-
     def __exit__(self, *exception: object) -> None:
         self.ip(None, [f'link del {INTERFACE}', *(
             f'link del port{index}' for index in range(len(self.hosts))), *(
@@ -180,13 +171,12 @@ class VirtualHosts:
             timeout: float | None = None) -> int:
         """Runs a command in ranks on all hosts; returns the exit code.
 
-        Rank r is on host ``r // each``, with this process's environment and
-        ``env``.  Raises subprocess.TimeoutExpired after so many seconds, when
-        all processes in hosts have been ended.
+        Rank r is on host ``r // each``.  Raises subprocess.TimeoutExpired
+        after so many seconds, when all processes in hosts have been ended.
         """
         process = subprocess.Popen(
             [*find_starter(os.environ).words, '-launcher', 'ssh',
-             '-launcher-exec', _ENTER_PATH, '-iface', INTERFACE, '-hosts',
+             '-launcher-exec', str(_ENTER_PATH), '-iface', INTERFACE, '-hosts',
              ','.join(f'{host}:{each}' for host in self.hosts), '-n',
              str(each * len(self.hosts)), *command],
             stdin=subprocess.DEVNULL, env={
@@ -212,7 +202,7 @@ class VirtualHosts:
         done = subprocess.run([*place, *command], input=lines,
                               capture_output=True, text=True)
         if done.returncode:
-            raise HostsError(f'{" ".join(command)} fails here: '
+            raise ValueError(f'{" ".join(command)} fails here: '
                              + ' '.join((done.stderr or done.stdout).split()))
         return done.stdout
 

@@ -89,15 +89,15 @@ class Meeting:
         words = pickle.dumps(thing)
         while True:
             mine = numpy.frombuffer(
-                b'%8d' % len(words) + words[:self._room].ljust(self._room),
+                b'%20d' % len(words) + words[:self._room].ljust(self._room),
                 numpy.uint8)
             found = numpy.empty((self.comm.size, mine.size), numpy.uint8)
             self._wait(HeldRequest(self.comm.Iallgather(mine, found), mine,
                                    found).test)
             rows = [row.tobytes() for row in found]
-            longest = max(int(row[:8]) for row in rows)
+            longest = max(int(row[:20]) for row in rows)
             if longest <= self._room:       # pickles know where they end
-                return [pickle.loads(row[8:]) for row in rows]
+                return [pickle.loads(row[20:]) for row in rows]
             self._room = 2 * longest
 
 

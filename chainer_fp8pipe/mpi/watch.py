@@ -50,7 +50,6 @@ _UPDATES = 80           # usual updates without one
 _LONGER = 3
 _EVERY = 2.0            # seconds between two messages of a rank
 _FRESH = 6.0            # for which a message holds, and others have to answer
-_SHOWN = 16
 
 
 class UpdateCount:
@@ -204,18 +203,16 @@ class Watch:
                        for place in self._others()]
 
     def _judge(self, views: Sequence[View], quiet: float) -> None:
-        verdict = find_cause(sorted(views), self._seconds is not None)
-        if verdict is None:
-            return
-        (text, ends), self._has_judged = verdict, True
+        text, ends = find_cause(sorted(views), self._seconds is not None)
+        self._has_judged = bool(text)
         text = ('\nchainer_fp8pipe: the job stands still: no rank has '
                 f'finished an update for {quiet:.0f} seconds; {text}')
         if ends:
             end_all_ranks(f'{text}ending all ranks with exit code '
                           f'{EXIT_CODE}\n', EXIT_CODE)
-        sys.stderr.write(f'{text}the job goes on, as it may go on by itself; '
-                         f'{SECONDS}=N ends it\n')
-        sys.stderr.flush()
+        elif self._has_judged:
+            print(f'{text}the job goes on, as it may go on by itself; '
+                  f'{SECONDS}=N ends it', file=sys.stderr, flush=True)
 
 
 watch = Watch().watch
@@ -233,9 +230,8 @@ def _seconds() -> float | None:
                      f'0 or more, not {text!r}')
 
 
-def find_cause(views: Sequence[View], is_given: bool
-               ) -> tuple[str, bool] | None:
-    """The cause and what each rank does, if the job stands still.
+def find_cause(views: Sequence[View], is_given: bool) -> tuple[str, bool]:
+    """The cause and what each rank does, '' if the job does not stand still.
 
     And whether it ends: ``is_given`` says that the user has set the limit.
     """
@@ -249,7 +245,7 @@ def find_cause(views: Sequence[View], is_given: bool
     is_slow = not has_left and bool(silent or busy and not is_given)
     if not (silent or waits) or (       # nobody waits: the last one plots, say
             min(view.limits for view in views) < (_LONGER if is_slow else 1)):
-        return None
+        return '', False
     awaited = {rank for view in views for rank in view.doing.waits_for}
     calls = [(view.doing.words, view.updates) for view in waits]
     usual = max(calls, key=calls.count, default=None)
@@ -271,11 +267,9 @@ def find_cause(views: Sequence[View], is_given: bool
     if cause:
         why = 'the cause: rank{} {}, {}'.format(
             's' * (len(cause) > 1),
-            ', '.join(str(view.rank) for view in cause[:_SHOWN]), why)
-    shown = [*cause, *(view for view in views if view not in cause)]
+            ', '.join(str(view.rank) for view in cause), why)
     return f'{why}:\n' + ''.join(
         f'  {view.who} {view.doing.state}'
         + f': {view.doing.words}' * bool(view.doing.words) + '\n'
-        for view in shown[:_SHOWN]) + (
-        f'  and {len(shown) - _SHOWN} more\n' * (len(shown) > _SHOWN)
+        for view in [*cause, *(one for one in views if one not in cause)]
     ), is_given or bool(silent or not busy)

@@ -71,15 +71,15 @@ def enter_world(comm: Any = None) -> None:
     elif started:
         # N processes would train N times.
         (starter, number, count, size), library = started, MPI.get_vendor()[0]
+        start = ('mpirun of Open MPI, or "srun --mpi=pmix"'
+                 if library == 'Open MPI' else
+                 'mpiexec of MPICH, or "srun --mpi=pmi2"')
         raise StartError(
             f'{starter} has started {count} processes, of which this one is '
             f'number {number} ({size}={count}), but {library} says that it is '
-            'alone, rank 0 of 1.  Start them with '
-            + ('mpirun of Open MPI, or "srun --mpi=pmix"'
-               if library == 'Open MPI' else
-               'mpiexec of MPICH, or "srun --mpi=pmi2"')
-            + '; or have mpi4py load the MPI of what has started them '
-            f'(MPI4PY_LIBMPI); or, if each is to be alone, set {ALONE}=1')
+            f'alone, rank 0 of 1.  Start them with {start}; or have mpi4py '
+            'load the MPI of what has started them (MPI4PY_LIBMPI); or, if '
+            f'each is to be alone, set {ALONE}=1')
 
 
 def end_all_ranks(text: str, code: int) -> None:

@@ -32,9 +32,10 @@ from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..mpi.world import enter_world
 from ..pipeline.randomness import preserved
-from .example import Data, Example
 from .job_plan import JobPlan, Trial, Way
 from .trials import (
+    Data,
+    Example,
     Trained,
     Trials,
     communicators_in,
@@ -85,7 +86,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         show: Whether the first rank prints the plan and, on the standard
             error stream, what is being tried.
         data: What ways are tried with in place of the example, a
-            :class:`~.example.Data`; None: the example.
+            :class:`~.trials.Data`; None: the example.
         as_it_is: How the job is trained without a plan; it is tried, too, and
             is taken unless another one is faster.
 

@@ -28,10 +28,9 @@ from ..training.unmodified.launch import (
     refusing,
 )
 from ..training.unmodified.refusals import check, loss_of, the_only
-from .example import Data, Example
 from .job_plan import Way
 from .plan import TRIED, USUAL_CODECS, plan
-from .trials import communicators_in
+from .trials import Data, Example, communicators_in
 
 _DESCRIPTION = """
 Finds the fastest way to run an unmodified Chainer or ChainerMN script:

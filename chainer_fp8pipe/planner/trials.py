@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import chainer
 import chainermn
 import numpy
 from chainer.training.updaters import StandardUpdater
 from chainermn.communicators.communicator_base import CommunicatorBase
 from mpi4py import MPI
 
+from ..chains import nested
 from ..chains.partition import partition
 from ..communicators import create_communicator
 from ..communicators.options import without_warmup
@@ -32,8 +34,8 @@ from ..mpi.ranks import once
 from ..mpi.tracebacks import shown
 from ..mpi.waiting import wait_until
 from ..mpi.world import end_all_ranks, failed
+from ..training.unmodified.dividing import Divided
 from ..training.updater import PipelineUpdater
-from .example import Data, Example, Repeating
 from .job_plan import Trial, Way
 
 #: Blocks of updates that are timed, of so many updates at most.
@@ -44,6 +46,68 @@ _TURNS, _NEAR = 3, 0.5
 _FEWEST = 5
 #: Seconds that a rank waits for others to fail as it did.
 _PATIENCE = 10.0
+
+
+class Example:
+    """A batch as a converter gives it, whole or its first samples.
+
+    Raises ValueError if not all its arrays have equally many.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._leaves, self._tree = nested.leaves(batch)
+        shapes = [nested.array_of(leaf).shape for leaf in self._leaves]
+        sizes = {shape[:1] for shape in shapes}
+        if len(sizes) != 1 or sizes & {(), (0,)}:
+            raise ValueError(
+                'the arrays of the example must all have the samples of one '
+                'batch as their first axis, not '
+                + ', '.join(map(str, shapes)))
+        self.samples: int = sizes.pop()[0]
+
+    def of(self, samples: int) -> Any:
+        """A batch of so many samples; repeated where there are fewer."""
+        return nested.rebuilt(self._tree, [
+            chainer.backend.get_array_module(array).concatenate(
+                [array] * -(-samples // self.samples))[:samples]
+            for array in map(nested.array_of, self._leaves)])
+
+
+class Repeating(chainer.dataset.Iterator):
+    """Gives one batch again and again."""
+
+    epoch, is_new_epoch = 0, False
+    epoch_detail, previous_epoch_detail = 0.0, 0.0
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __next__(self) -> Any:
+        return self._batch
+    next = __next__
+
+
+@chainer.dataset.converter()
+def as_it_is(batch: Any, device: Any) -> Any:
+    """A converter for batches of :class:`Repeating`."""
+    return batch
+
+
+class Data(NamedTuple):
+    """What ways to train are tried with."""
+
+    iterator: Any               # gives batches; a script's own one is used up
+    converter: Any = as_it_is
+    #: Whether the first rank reads for all of them, as for scripts without
+    #: ChainerMN; if not, each rank reads its own part.
+    is_shared: bool = False
+    device: Any = None          # of the inputs; None: as the converter says
+
+    def of_rank(self, grid: Any) -> Any:
+        """The iterator of this rank, of a grid of stages and replicas."""
+        if grid.stage_index or grid.replicas == 1 or not self.is_shared:
+            return self.iterator
+        return Divided(self.iterator, grid.data)
 
 
 class Trained(NamedTuple):
