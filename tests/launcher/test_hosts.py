@@ -54,13 +54,6 @@ def program(tmp_path):
     return program
 
 
-@pytest.mark.parametrize('family', SAID)
-def test_the_family_is_what_the_program_says(program, family):
-    words = [program('mpi', SAID[family]), '--option']
-    assert find_starter({'MPIEXEC': shlex.join(words)}) == Starter(
-        words, family)
-
-
 def test_starters_are_looked_for_in_an_order(program, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'bin' / 'python'))
     monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')

@@ -86,19 +86,6 @@ def test_aggregators_leave_once(run, end):
     assert run(AGGREGATOR, end, 3) == run('', usual)
 
 
-def test_a_finalized_communicator_says_so(run):
-    run('', """
-comm.finalize()
-try:
-    update()
-except RuntimeError as error:
-    assert f'rank {rank}: communicator ' in str(error)
-    assert 'has been finalized' in str(error)
-else:
-    sys.exit(3)
-""")
-
-
 def test_what_fails_at_the_end_is_reported(tmp_path):
     path = tmp_path / 'script.py'
     path.write_text("""
