@@ -19,7 +19,7 @@ import sys
 
 from chainer_fp8pipe import PipelineUpdater, deferred, partition
 from chainer_fp8pipe.chains.cuts import DoesNotFit
-from chainer_fp8pipe.planner.example import Repeating, as_it_is
+from chainer_fp8pipe.planner.trials import Repeating, as_it_is
 from chainer_fp8pipe.report.quantities import parse_bytes
 
 import chainer

@@ -16,8 +16,8 @@ import time
 import warnings
 
 from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
-from chainer_fp8pipe.mpi.measured import measure_links
-from chainer_fp8pipe.planner.example import Repeating, as_it_is
+from chainer_fp8pipe.mpi.ranks import measure_links
+from chainer_fp8pipe.planner.trials import Repeating, as_it_is
 
 import chainer
 import chainer.functions as F
