@@ -1,12 +1,20 @@
-"""What links keep in attributes, copied so that a look changes nothing."""
+"""What links keep in attributes: copied for a look, and from batch to batch.
+"""
 # partition() runs forward on an example, and a link's own code on made-up
 # values, and nothing must be seen of it later: a counter, a list, a generator
 # of random numbers, a running mean.  So links get deep copies for that time,
 # all made together, as links may share what is in them.  Links, parameters,
 # variables, placeholders and what copy.deepcopy refuses (threads, files, other
 # ranks) stay as they are.
+#
+# In a step, an LSTM's state, say, is a placeholder.  The next batch's same
+# micro-batch goes on from it: the rank that has made the value has kept it.
+# The gradient ends there, as after Chainer's `unchain_backward`.  Python's own
+# things (a counter, a list of numbers) go on from micro-batch to micro-batch,
+# as in one process.
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import random
@@ -17,16 +25,18 @@ import chainer
 import numpy
 
 from . import nested
+from .placeholder import is_placeholder
 
 Attribute = tuple[str, str]     # path of a link, name
-State = dict[str, dict[str, Any]]   # attributes by path and name
 #: Those that links have of Chainer.
 CHAINERS = frozenset(('_params', '_persistent', '_children', '_device'))
 #: Packages whose objects have threads or other ranks behind them.
 _FOREIGN = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe', 'mpi4py'))
+_CONTAINERS = list, dict, set, collections.deque
 
 
-def _copies(links: Mapping[str, chainer.Link]) -> tuple[State, list[Any]]:
+def _copies(links: Mapping[str, chainer.Link]
+            ) -> tuple[dict[str, dict[str, Any]], list[Any]]:
     """Copies of attributes, and everything that was copied."""
     # Those behind NumPy's and Python's functions, which a pass seeds anew.
     memo: dict[int, Any] = {id(one): one for one in (
@@ -38,9 +48,8 @@ def _copies(links: Mapping[str, chainer.Link]) -> tuple[State, list[Any]]:
                     for leaf in nested.leaves(value)[0]
                     if isinstance(leaf, (chainer.Variable, nested.Dataless))
                     or not getattr(leaf.flags, 'writeable', True))
-    found: State = {}
-    for path, link in links.items():
-        own = found[path] = dict(vars(link))
+    found = {path: dict(vars(link)) for path, link in links.items()}
+    for own in found.values():
         for name, value in own.items():
             if name not in CHAINERS and (
                     type(value).__module__.partition('.')[0] not in _FOREIGN):
@@ -51,12 +60,13 @@ def _copies(links: Mapping[str, chainer.Link]) -> tuple[State, list[Any]]:
     return found, memo.get(id(memo), [])    # deepcopy keeps originals there
 
 
-def copied(links: Mapping[str, chainer.Link]) -> State:
-    """Copies of the attributes that links have now."""
+def copied(links: Mapping[str, chainer.Link]) -> dict[str, dict[str, Any]]:
+    """Copies of the attributes that links have now, by path and name."""
     return _copies(links)[0]
 
 
-def set_attributes(links: Mapping[str, chainer.Link], state: State) -> None:
+def set_attributes(links: Mapping[str, chainer.Link],
+                   state: dict[str, dict[str, Any]]) -> None:
     """Gives links these attributes and no others."""
     for path, own in state.items():
         vars(links[path]).clear()
@@ -82,17 +92,111 @@ def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:
 
 def state_of(generator: Any) -> Any:
     """A generator's state, for :func:`set_state`."""
-    if isinstance(generator, numpy.random.BitGenerator):
-        return generator.state
-    return (generator.getstate() if isinstance(generator, random.Random)
-            else generator.get_state())
+    return generator.__getstate__()
 
 
 def set_state(generator: Any, state: Any) -> None:
     """Sets a generator to another one's state."""
-    if isinstance(generator, numpy.random.BitGenerator):
-        generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
+    generator.__setstate__(state)
+
+
+class State:
+    """What links keep, from step to step."""
+
+    def __init__(self, links: dict[str, chainer.Link]) -> None:
+        self._links = links
+        #: Attributes that a later program reads; no others are kept.
+        self.read: frozenset[Attribute] = frozenset()
+        #: Those with computed values after the last step of training.
+        self.left: dict[Attribute, Any] = {}
+        self._changed: set[Attribute] = set()   # by this step
+        self._kept: dict[str, list[dict[Attribute, Any]]] = {}  # by step
+
+    def begin(self, step: str) -> None:
+        """Begins to record the micro-batches of a step."""
+        self._step, self._changed = step, set()
+        self._before = {path: {name: _copied(value) for name, value
+                               in vars(link).items()
+                               if name not in CHAINERS}
+                        for path, link in self._links.items()}
+        if step == 'train':
+            self._kept.pop('evaluate', None)
+            for (path, name), value in self.left.items():
+                if not _is_same(value, vars(self._links[path]).get(name)):
+                    for kept in self._kept.get('train', ()):
+                        kept.pop((path, name), None)    # somebody's
+        self._from, self._left = self._kept.pop(step, []), self.left
+        self._kept[step] = []
+
+    def resume(self, number: int) -> None:
+        """Gives links what they kept of the last batch's micro-batch."""
+        self._restore()
+        self._resumed = self._from[number] if number < len(
+            self._from) else {}
+        for (path, name), value in self._resumed.items():
+            vars(self._links[path])[name] = _copied(value)
+
+    def _of(self, program: Any) -> dict[Attribute, Any]:
+        """Attributes with placeholders of a program; None: of any."""
+        return {(path, name): value for path, link in self._links.items()
+                for name, value in vars(link).items()
+                if value is not self._before[path].get(name)
+                and name not in CHAINERS | link._params | link._persistent
+                and any(is_placeholder(array) and (
+                    program is None or array.program is program)
+                    for array in map(nested.array_of,
+                                     nested.leaves(value)[0]))}
+
+    def note(self, program: Any) -> dict[Attribute, Any]:
+        """Notes, and returns, what links keep of a micro-batch."""
+        found = {key: _copied(value) for key, value
+                 in self._of(program).items()}
+        self._changed |= found.keys()
+        self.keep(program, found)
+        self._kept[self._step].append({**self._resumed, **program.kept})
+        return found
+
+    def keep(self, program: Any, found: dict[Attribute, Any]) -> None:
+        """Has a program keep, of what was found, what a later one reads."""
+        program.kept = {key: value for key, value in found.items()
+                        if key in self.read}
+
+    def end(self) -> None:
+        """Ends the recording of a step; only training leaves something."""
+        if self._step == 'train':
+            self.left = {
+                (path, name): _copied(value) for path, name in self._changed
+                if (value := vars(self._links[path]).get(name)) is not None}
+        else:
+            self._restore()
+
+    def undo(self) -> None:
+        """Takes back the recording of a step that nobody has computed."""
+        self._changed |= self._of(None).keys()
+        self._restore()
+        self._kept[self._step], self.left = self._from, self._left
+
+    def forget(self) -> None:
+        """Drops what links kept, after a step that failed."""
+        self._kept.clear()
+        self.left = {}
+
+    def _restore(self) -> None:
+        for path, name in self._changed:
+            own, before = vars(self._links[path]), self._before[path]
+            own.pop(name, None)
+            if name in before:
+                own[name] = _copied(before[name])
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a list or another container, so that it does not grow."""
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether an attribute is what it was, also what it contains."""
+    if not isinstance(before, _CONTAINERS) or type(before) is not type(now):
+        return before is now
+    both = [list(map(id, nested.leaves(one)[0])) for one in (before, now)]
+    return len(before) == len(now) and both[0] == both[1]

@@ -9,9 +9,6 @@
 # cuts at positions give each call of any program a chunk that is not before
 # the chunks of its inputs, and a recurrent network is cut between layers, not
 # between time steps.
-#
-# Calls that depend on the batch alone (a mask, its length) float: they belong
-# to the first call that needs them.
 from __future__ import annotations
 
 import bisect
@@ -137,26 +134,19 @@ def order_of(calls: Sequence[Call], names: Sequence[str] = ()) -> Order:
 def positions(calls: Sequence[Call], order: Order) -> list[Position]:
     """The position of every call.
 
-    A call that depends on the batch alone gets the position of the first
-    call that uses its result.  Parameters that the order lacks come last.
+    Parameters that the order lacks come last.
     """
     place_of = {name: place for place, group in enumerate(order)
                 for name in group}
-    last = Position(max(len(order) - 1, 0), 1 << 30)
-    found = [last] * len(calls)
-    floating = _floating(calls, {})
-    for number, call in enumerate(calls):
-        if floating[number]:
-            continue
-        known = [found[source.call] for source in call.inputs
-                 if not floating[source.call]]
+    found: list[Position] = []
+    for call in calls:
+        known = [found[source.call] for source in call.inputs]
         place = max([*(place_of.get(name, len(order))
                        for name in call.parameters),
                      *(position.place for position in known)], default=0)
-        found[number] = Position(place, max(
+        found.append(Position(place, max(
             (position.depth + 1 for position in known
-             if position.place == place), default=0))
-    _lower(calls, found, floating)
+             if position.place == place), default=0)))
     return found
 
 
@@ -177,7 +167,6 @@ class Assignment(NamedTuple):
 
 def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
            wanted: Sequence[Source] = (),
-           together: Sequence[Sequence[Source]] = (),
            homes: Mapping[int, int] | None = None) -> Assignment:
     """The chunks of a program's calls.
 
@@ -186,38 +175,29 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
         order: Of the plan.
         cuts: The first position of each chunk but the first one.
         wanted: Values that the last chunk must have: the loss.
-        together: Groups of values: the last chunk that computes a value of a
-            group must have all values of the group.
         homes: Chunks for some calls, by number, which override the cuts; a
             call with an input on a later chunk still runs on that chunk.
     """
     place, homes = positions(calls, order), homes or {}
-    floating = _floating(calls, homes)
     # No call may be later than what reads it and has a home.
     latest = [homes.get(number, len(cuts)) for number in range(len(calls))]
-    _lower(calls, latest, [True] * len(calls))
+    for number in reversed(range(len(calls))):
+        for source in calls[number].inputs:
+            latest[source.call] = min(latest[source.call], latest[number])
     chunks: list[int] = []
     for number, call in enumerate(calls):
         chunk = call.pinned
         if chunk is None:
             chunk = min(max(bisect.bisect_right(cuts, place[number]),
                             homes.get(number, 0)), latest[number])
-        chunks.append(max([chunk, *(chunks[source.call] for source
-                                    in call.inputs
-                                    if not floating[source.call])]))
-    _lower(calls, chunks, floating)
+        chunks.append(max([chunk, *(chunks[source.call]
+                                    for source in call.inputs)]))
     holders: dict[str, set[int]] = {}
     until: dict[Source, int] = dict.fromkeys(wanted, len(cuts))
-    users = [(chunk, call.inputs)
-             for call, chunk in zip(calls, chunks, strict=True)]
     for call, chunk in zip(calls, chunks, strict=True):
         for name in call.parameters:
             holders.setdefault(name, set()).add(chunk)
-    for group in together:
-        users.append((max([chunks[source.call] for source in group],
-                          default=0), tuple(group)))
-    for chunk, sources in users:
-        for source in sources:
+        for source in call.inputs:
             until[source] = max(until.get(source, 0), chunk)
     crossing: list[list[Source]] = [[] for _ in cuts]
     for source in sorted(until, key=lambda one: (one.call, str(one.output))):
@@ -225,22 +205,3 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
             crossing[boundary].append(source)
     return Assignment(tuple(chunks), tuple(map(tuple, crossing)), {
         name: tuple(sorted(of)) for name, of in holders.items()})
-
-
-def _floating(calls: Sequence[Call], homes: Mapping[int, int]) -> list[bool]:
-    """For each call, whether it depends on the batch alone."""
-    found: list[bool] = []
-    for number, call in enumerate(calls):
-        found.append(not call.parameters and call.pinned is None
-                     and number not in homes
-                     and all(found[source.call] for source in call.inputs))
-    return found
-
-
-def _lower(calls: Sequence[Call], values: list, which: Sequence[bool]) -> None:
-    """Has no value of such calls exceed those of the calls that read them."""
-    for number in reversed(range(len(calls))):
-        for source in calls[number].inputs:
-            if which[source.call]:
-                values[source.call] = min(values[source.call],
-                                          values[number])

@@ -36,9 +36,8 @@ class Layout:
         calls, results = program.calls, sources_in(program.result)
         late: dict[int, int] = {}
         while True:
-            found = assign(calls, plan.order, plan.positions, results, [
-                *map(sources_in, program.reports.values()),
-                *map(sources_in, program.kept.values())], {**homes, **late})
+            found = assign(calls, plan.order, plan.positions, results,
+                           {**homes, **late})
             # Where control flow is another one, a call may come before the
             # cut that it came after in the example: its parameter is later.
             more = {number: min(later) for number, (call, chunk) in enumerate(
@@ -87,8 +86,8 @@ class Layouts:
         self.keepers: dict[str, int] = {}
         self.having: Mapping[str, tuple[int, ...]] = {}
         # The chunk that makes a value which a link keeps for the next batch,
-        # which uses it there, by the link's path and the attribute.
-        self._states: dict[tuple[str, str], int] = {}
+        # which uses it there, by attribute, and place in it.
+        self._states: dict[tuple[Any, int], int] = {}
         self._found: dict[Any, Layout] = {}
 
     def of(self, program: Any) -> Layout:
@@ -116,8 +115,7 @@ class Layouts:
         def made() -> Layout:
             return Layout(program, self._plan, {
                 source.call: self._states[key]
-                for key, value in program.kept.items() if key in self._states
-                for source in sources_in(value)
+                for key, source in _kept(program) if key in self._states
             } | {number: self.keepers[name] for number, name in links
                  if name in self.keepers}, self.having)
         known, layout = set(self.keepers), made()
@@ -135,8 +133,12 @@ class Layouts:
                     f'link {name} keeps running values, and its calls would '
                     'be on two ranks for inputs of this form; make the '
                     'partition with such an example')
-        for key, value in program.kept.items():
-            made_by = [layout.chunks[one.call] for one in sources_in(value)]
-            if made_by:
-                self._states.setdefault(key, max(made_by))
+        for key, source in _kept(program):
+            self._states.setdefault(key, layout.chunks[source.call])
         return layout
+
+
+def _kept(program: Any) -> list[tuple[tuple[Any, int], Source]]:
+    """Values that links keep of a program, by attribute and place in it."""
+    return [((key, place), source) for key, value in program.kept.items()
+            for place, source in enumerate(sources_in(value))]

@@ -26,7 +26,6 @@ from .functions import CHAINERS, PLAIN, again, attributes_of, kind_of
 from .placeholder import (
     PlaceholderError,
     is_placeholder,
-    known,
     looked_at,
     made_up,
     placeholder,
@@ -278,10 +277,8 @@ def _form(value: Any, exact: bool) -> Any:
     if of is slice:
         return of, value.start, value.stop, value.step
     if isinstance(value, (nested.Dataless, *chainer.get_array_types())):
-        if exact and array.dtype.kind == 'b':       # an index
-            array = known(array)
-            if array is None:
-                raise looked_at(value, 'indexing by a condition')
+        if exact and array.dtype.kind == 'b' and is_placeholder(array):
+            raise looked_at(value, 'indexing by a condition')
         form = array.shape, array.dtype.str
         # Numbers and conditions may be an index.
         return (form, hashlib.sha256(array.tobytes()).digest()) if exact and (

@@ -14,24 +14,16 @@ OBSERVER = '\0/'
 
 
 class Names:
-    """Paths of a model's links and parameters.
-
-    Attributes:
-        links: By path.
-        parameters: By path.
-        times: By path, how many links have a parameter, a link with two paths
-            counted twice.
-        shaped: Paths of the parameters that got their shape in a program, in
-            this order.
-        made: Placeholders of the parameters that their links make in forward.
-        reporter: Names the links by their paths.
-    """
+    """Paths of a model's links and parameters."""
 
     def __init__(self, model: chainer.Link) -> None:
+        #: Parameters that got their shape in a program, in this order.
         self.shaped: list[str] = []
+        #: Placeholders of the parameters that their links make in forward.
         self.made: dict[str, Any] = {}
         self.links: dict[str, chainer.Link] = {}
         self.parameters: dict[str, chainer.Parameter] = {}
+        #: How many links have a parameter, one with two paths counted twice.
         self.times: collections.Counter[str] = collections.Counter()
         self._of: dict[int, str] = {}
         links = list(model.namedlinks())

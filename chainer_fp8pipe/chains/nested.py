@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
@@ -35,6 +35,12 @@ def rebuilt(tree: Any, values: list[Any]) -> Any:
         return {key: rebuilt(item, values) for key, item in content}
     items = [rebuilt(item, values) for item in content]
     return kind(*items) if hasattr(kind, '_fields') else kind(items)
+
+
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The value with a function's results for its leaves."""
+    found, tree = leaves(value)
+    return rebuilt(tree, list(map(function, found)))
 
 
 def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:

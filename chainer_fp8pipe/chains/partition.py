@@ -32,13 +32,13 @@ from .names import Names, parameters_of
 from .partitioned import (
     Partition,
     PartitionedChain,
-    check_result,
     class_of,
 )
 from .placeholder import is_placeholder
 from .plan import PartitionPlan, load_plan
 from .program import Program
 from .recorder import Recorder, record_example
+from .work import check_result
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
 #: of a graph.

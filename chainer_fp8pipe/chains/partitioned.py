@@ -16,10 +16,9 @@ import chainer
 
 from ..intercept.function_calls import current, hold
 from ..pipeline.backprop import Arrays, Tape
-from ..pipeline.randomness import Place, preserved, seed_at
-from . import nested
-from .attributes import Attribute, on_copies
-from .deferred import draw, fetching
+from ..pipeline.randomness import Place
+from .attributes import State, on_copies
+from .deferred import fetching
 from .layout import Layouts, sources_in
 from .names import parameters_of
 from .placeholder import PlaceholderError, user_line
@@ -28,17 +27,11 @@ from .plan import PartitionPlan, table
 from .program import Program
 from .recorder import Recorder
 from .saving import check_whole
-from .state import State
 from .work import ChainWork
 
 
 class Chunk:
-    """The calls of one chunk, see :class:`.Part`.
-
-    Args:
-        partition: Of the model.
-        chunk: Number of the chunk.
-    """
+    """The calls of one chunk, see :class:`.Part`."""
 
     def __init__(self, partition: Partition, chunk: int) -> None:
         self.name = partition.name_of(chunk)
@@ -73,7 +66,7 @@ class Chunk:
 
 
 class Partition:
-    """A divided model as one rank has it: plan, layouts, parameters, state.
+    """A divided model as one rank has it.
 
     Args:
         recorder: Of the whole model.
@@ -84,21 +77,15 @@ class Partition:
 
     Raises:
         ValueError: The model cannot be cut so.
-
-    Attributes:
-        layouts: Of programs.
-        placement: Of parameters.
-        state: What links keep.
-        programs: Of this step's micro-batches.
-        optimizer: That trains the model; None: not known yet.
     """
 
     def __init__(self, recorder: Recorder, plan: PartitionPlan, grid: Any,
                  example: Callable[[], Any],
                  loss_func: Callable | None = None) -> None:
-        self.recorder, self.plan, self.grid = recorder, plan, grid
+        self.recorder, self.names = recorder, recorder.names
+        self.plan, self.grid = plan, grid
         self.loss_func, self.optimizer = loss_func, None
-        self.programs: list[Program] = []
+        self.programs: list[Program] = []       # of this step's micro-batches
         self.layouts, self.state = Layouts(plan), State(self.names.links)
         program, late = self._of_example(example)
         layout, homes, calls = program.layout, plan.homes(), program.calls
@@ -161,11 +148,6 @@ class Partition:
         return program, late
 
     @property
-    def names(self) -> Any:
-        """The paths of the model's links and parameters."""
-        return self.recorder.names
-
-    @property
     def is_whole(self) -> bool:
         """Whether this rank has all parameters now."""
         return len(self.placement.own) == len(self.names.parameters)
@@ -189,104 +171,6 @@ class Partition:
         """This rank's parts of the model, by number of chunk."""
         return {chunk: Chunk(self, chunk) for chunk in self.chunks}
 
-    # --- a step --------------------------------------------------------------
-
-    def record(self, step: str, function: Callable,
-               batches: list[tuple[tuple, dict[str, Any]]],
-               places: list[Place]) -> None:
-        """Records a step: ``'train'``, ``'evaluate'`` or ``'predict'``.
-
-        Args:
-            step: Its name.
-            function: Is called with each micro-batch.
-            batches: Arguments and keyword arguments of the micro-batches.
-            places: Of the micro-batches.
-
-        Raises:
-            ValueError: The model cannot be run so.
-        """
-        self.end()
-        shaped = len(self.names.shaped)
-        self.state.begin(step)
-        try:
-            with self.recorder.placeholders():
-                for number, (both, place) in enumerate(zip(
-                        batches, places, strict=True)):
-                    self.state.resume(number)
-                    self._record(step, function, both, place)
-        except BaseException:
-            self.undo()
-            raise
-        self.state.end()
-        for number, name in enumerate(self.names.shaped[shaped:]):
-            if name in self.placement.own:  # the same on every replica
-                with preserved():
-                    seed_at(places[0]._replace(
-                        iteration=0, first_sample=0, layer=number))
-                    draw(self.names.parameters[name])
-
-    def _record(self, step: str, function: Callable,
-                both: tuple[tuple, dict[str, Any]], place: Place) -> None:
-        leaves, tree = nested.leaves(both)
-        # Forward may write to its batch, which the script still has.
-        args, kwargs = nested.rebuilt(tree, [one.copy() for one in leaves])
-        program = self.recorder.record(
-            lambda: function(*args, **kwargs), place, form=(
-                step, getattr(function, '__func__', function), repr(tree),
-                tuple([(one.shape, one.dtype.str) for one in leaves])))
-        if step != 'predict':
-            check_result(program.result)
-        self.state.note(program)
-        self.programs.append(program)
-        layout = self.layouts.of(program)
-        for name, chunks in layout.holders.items():
-            for chunk in chunks:
-                stage = chunk % self.plan.stages
-                if stage not in self.placement.ranks[name]:
-                    rank = self.grid.ranks[stage][self.grid.replica_index]
-                    raise ValueError(
-                        f'this batch needs parameter {name} on stage {stage} '
-                        f'(rank {rank}), which has not got it; make '
-                        'the partition with such an example')
-        program.settle(layout, self.chunks)
-
-    def digest(self) -> tuple[int, int]:
-        """Equal on ranks that have recorded the same."""
-        return (hash(tuple([one.layout.digest for one in self.programs])),
-                hash(tuple([hash(tuple(one.notes.numbers))
-                            for one in self.programs])))
-
-    def description(self) -> dict[str, str]:
-        """All that ranks must have recorded alike, by name."""
-        return {name: one for index, program in enumerate(self.programs)
-                for name, one in program.description(
-                    f' of micro-batch {index}').items()}
-
-    def means_in_links(self) -> list[tuple[Attribute, str, Any]]:
-        """Attributes with a number of which a step of training has the mean.
-
-        Path and name of each, the name of the report ('': the loss), and the
-        number's placeholder.
-        """
-        if not self.programs:
-            return []
-        last = self.programs[-1]
-        names = {sources_in(value): name
-                 for name, value in last.reports.items()}
-        names[sources_in(last.result)] = ''
-        names.pop((), None)
-        return [(key, names[found], value._data[0])
-                for key, value in self.state.left.items()
-                if isinstance(value, chainer.Variable) and not value.shape
-                and key not in self.state.read
-                and (found := sources_in(value)) in names
-                and value._data[0].program is last]
-
-    def undo(self) -> None:
-        """Takes back what recording a step has changed in links."""
-        self.state.undo()
-        self.end()
-
     def end(self) -> None:
         """Ends a step; what only it needed is dropped."""
         for program in self.programs:
@@ -309,10 +193,7 @@ class Partition:
                 link._params, link._persistent = parameters, persistent
 
     def counted(self) -> list[chainer.Parameter]:
-        """This rank's parameters, as the model's ``params()`` has them.
-
-        Those on several ranks are on the first.
-        """
+        """The parameters whose first rank this is, as ``params()`` does."""
         return [parameter for name, parameter in self.placement.own.items()
                 for _ in range(self.names.times[name])
                 if self.placement.ranks[name][0] == self.grid.stage_index]
@@ -344,11 +225,7 @@ class PartitionedChain:
         return model.__call__(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A model that is not divided, where all values are here.
-
-        Raises:
-            PlaceholderError: Some are on other ranks.
-        """
+        """A model that is not divided; an error where values are missing."""
         if fetching.now is not None:
             fetching.now()
         found = memo[id(self)] = _undivided(self)
@@ -366,21 +243,14 @@ class PartitionedChain:
 
     def params(self, include_uninit: bool = True
                ) -> Iterator[chainer.Parameter]:
-        """The parameters on this rank, each as often as links have it.
-
-        So a shared one is updated as often as by plain Chainer.
-        """
+        """Each parameter as often as links have it, as plain Chainer does."""
         times = self.partition.names.times
         for name, parameter in self.namedparams(include_uninit):
             yield from [parameter] * times[name]
 
     def namedparams(self, include_uninit: bool = True
                     ) -> Iterator[tuple[str, chainer.Parameter]]:
-        """The parameters on this rank, with their names in the model.
-
-        In the model's own forward, and where somebody fetches the others'
-        values: all parameters.
-        """
+        """The parameters on this rank; all in forward, or where fetched."""
         found = (self.partition.placement.own
                  if current() is None and fetching.now is None
                  else self.partition.names.parameters)
@@ -389,11 +259,7 @@ class PartitionedChain:
                 yield name, parameter
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads what is on this rank, under the model's names.
-
-        Raises:
-            NotWhole: A part would be saved as if it were the model.
-        """
+        """Saves or loads what is here; an error if that looked whole."""
         check_whole(serializer, self, self.partition.is_whole)
         model: Any = super()
         with self.partition.own_alone():
@@ -422,14 +288,3 @@ def _undivided(model: Any) -> Any:
     found.__class__ = type(model).__bases__[1]
     del found.partition
     return found
-
-
-def check_result(result: Any) -> None:
-    """Raises ValueError if what a model has returned is no loss."""
-    if not isinstance(result, chainer.Variable) or result.size != 1:
-        raise ValueError(
-            f'the model returned {type(result).__name__} of shape '
-            f'{getattr(result, "shape", "unknown")}; called with a '
-            'batch, it must return its loss, a scalar variable, as '
-            'chainer.links.Classifier does, or be cut with '
-            'partition(..., loss_func=)')

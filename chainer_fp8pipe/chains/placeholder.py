@@ -118,15 +118,13 @@ class Placeholder(nested.Dataless):
                 _method(name), (self, *args), kwargs)
         if name in _VIEWS and hasattr(numpy.ndarray, name):
             return recorded(_attribute(name), (self,), {})
-        return _of_batch(_attribute(name), (self,), {},
-                         looked_at(self, f'.{name}'))
+        raise looked_at(self, f'.{name}')
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise looked_at(self, f'.{name} = ...')
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return _of_batch(numpy.array, (self, dtype), {}, looked_at(
-            self, 'numpy.asarray, or an index of another array,'))
+        raise looked_at(self, 'numpy.asarray, or an index of another array,')
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any,
                         out: Any = None, **options: Any) -> Any:
@@ -141,15 +139,13 @@ class Placeholder(nested.Dataless):
             return function(*[made_up(one) if is_placeholder(one) else one
                               for one in args], **kwargs)
         if function in _LOOKS:
-            return _of_batch(function, args, kwargs, looked_at(
-                self, f'numpy.{function.__name__}'))
+            raise looked_at(self, f'numpy.{function.__name__}')
         return recorded(function, args, kwargs)
 
     def __getitem__(self, index: Any) -> Any:
         if any(nested.array_of(item).dtype.kind == 'b'
                for item in nested.leaves(index)[0]):
-            return _of_batch(operator.getitem, (self, index), {}, looked_at(
-                self, 'indexing by a condition'))
+            raise looked_at(self, 'indexing by a condition')
         return recorded(operator.getitem, (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -160,9 +156,6 @@ class Placeholder(nested.Dataless):
                 f'{self.shape}>')
 
     __str__ = __repr__
-
-    def __format__(self, spec: str) -> str:
-        return repr(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise looked_at(self, 'pickle')
@@ -180,10 +173,8 @@ def _method(name: str) -> Callable:
 
 
 def _closed(name: str) -> Callable:
-    function = _method(name)
-
     def method(self: Any, *args: Any) -> Any:
-        return _of_batch(function, (self, *args), {}, looked_at(self, name))
+        raise looked_at(self, name)
     return method
 
 
@@ -237,51 +228,22 @@ def sources(array: Any) -> tuple[Source, ...]:
         array.source, Source) else ()
 
 
-def known(array: Any) -> Any:
-    """The value of an array that depends on the batch alone; None: unknown.
-
-    Every rank has the batch, and may compute the value.
-    """
-    if not is_placeholder(array):
-        return array
-    value = (array.program.known(array.source)
-             if sources(array) and array.program else None)
-    return value[()] if array.scalar and value is not None else value
-
-
 def recorded(function: Callable, args: Any, kwargs: Any) -> Any:
-    """Has a function of placeholders recorded; placeholders of its results.
-
-    Where that is impossible, the results, if they depend on the batch alone.
-    """
-    try:
-        compute = getattr(current(), 'compute', None)
-        if compute is None:
-            raise looked_at(next(filter(is_placeholder, nested.leaves(
-                (args, kwargs))[0])), getattr(function, '__name__', 'it'))
-        return compute(function, args, kwargs)
-    except PlaceholderError as error:
-        return _of_batch(function, args, kwargs, error)
-
-
-def _of_batch(function: Callable, args: Any, kwargs: Any,
-              error: PlaceholderError) -> Any:
-    """The result for arrays that are known; the error if one is not."""
-    leaves, tree = nested.leaves((args, kwargs))
-    values = [known(nested.array_of(leaf)) for leaf in leaves]
-    if any(value is None for value in values):
-        raise error
-    args, kwargs = nested.rebuilt(tree, values)
-    return function(*args, **kwargs)
+    """Has a function of placeholders recorded; placeholders of its results."""
+    compute = getattr(current(), 'compute', None)
+    if compute is None:
+        raise looked_at(next(filter(is_placeholder, nested.leaves(
+            (args, kwargs))[0])), getattr(function, '__name__', 'it'))
+    return compute(function, args, kwargs)
 
 
 def looked_at(array: Any, what: str) -> PlaceholderError:
     """The error for code that needs the data of a placeholder."""
     remedy = (
         "Call the updater's evaluate() or predict() on all ranks instead of "
-        'the model or a part of it, and '
-        'training.extensions.save_whole_model() instead of a serializer'
-        if current() is None and isinstance(array.source, str) else
+        'the model or a part of it, read in the observation what it has '
+        'reported, and save by training.extensions.save_whole_model()'
+        if current() is None else
         "Compute with Chainer's functions, or move what looks into a link or "
         'function of its own, and mark that: '
         'chainer_fp8pipe.atomic(function)')

@@ -21,7 +21,6 @@ from ..intercept.function_calls import (
     Interceptor,
     call_unchecked,
     intercepting,
-    suspended,
 )
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place, preserved, seed_at
@@ -35,7 +34,6 @@ from .placeholder import (
     PlaceholderError,
     describe_source,
     is_placeholder,
-    known,
 )
 from .whole_call import WholeCall
 
@@ -59,22 +57,17 @@ class RecordedCall(Call):
     hidden: tuple[str, ...] = ()        # attributes with placeholders inside
     config: Mapping[str, Any] = field(default_factory=dict)  # that has changed
     reads: tuple[str, ...] = ()     # links whose persistent arrays it uses
-    line: tuple[Any, int] | None = None     # of the user's: code and number
     before: tuple[Program, Source] | None = None    # of a kept value
-    known: tuple | None = None  # the result, if of the batch alone
     made: Any = None            # a WholeCall that has run and will run again
     elements: Any = None        # of each channel that it normalises
 
     def error(self, number: int, text: str) -> CallError:
         """The error for this call."""
-        where = '' if self.line is None else (
-            f'{self.line[0].co_filename}:{self.line[1]}: ')
-        return CallError(
-            f'{where}call {number} ({self.name} in {self.link}){text}')
+        return CallError(f'call {number} ({self.name} in {self.link}){text}')
 
     def forget(self) -> None:
         """Drops what making the call takes."""
-        self.node = self.before = self.known = None
+        self.node = self.before = None
         self.attributes, self.arguments = {}, ()
 
 
@@ -102,13 +95,6 @@ class Program:
     Args:
         names: Of the model's links and parameters.
         place: Where in the training the micro-batch is; seeds what calls draw.
-
-    Attributes:
-        calls: In the order in which forward made them.
-        result: What forward returned, made of placeholders.
-        reports: What forward has reported, by name.
-        kept: Attributes of links, by path and name, that a later program may
-            read.
     """
 
     layout: Layout
@@ -116,15 +102,13 @@ class Program:
     def __init__(self, names: Names, place: Place) -> None:
         self.names, self.place = names, place
         self.calls: list[RecordedCall] = []
-        self.result: Any = None
-        self.reports: dict[str, Any] = {}
-        self.kept: dict[tuple[str, str], Any] = {}
-        #: What recording notes beside calls.
         self.notes = Notes()
-        #: Of ``kept``, on this rank.
+        self.result: Any = None                 # what forward returned
+        self.reports: dict[str, Any] = {}       # by name
+        #: Attributes of links that a later program may read; their values.
+        self.kept: dict[tuple[str, str], Any] = {}
         self.values: dict[Source, Any] = {}
-        #: What was reported, with values, on this rank.
-        self.found: dict[str, Any] = {}
+        self.found: dict[str, Any] = {}         # values of reports
         self._began: set[int] = set()           # chunks
 
     # --- while it is recorded ------------------------------------------------
@@ -135,31 +119,6 @@ class Program:
             return 'a value of an earlier batch'
         call = self.calls[source.call]
         return f'call {source.call} ({call.name} in {call.link})'
-
-    def known(self, source: Source) -> Any:
-        """A value that depends on the batch alone; None: it does not."""
-        if source.call >= len(self.calls):      # of an earlier batch
-            return None
-        call = self.calls[source.call]
-        if call.known is None:
-            call.known = self._known(call)
-        return call.known[source.output] if call.known and isinstance(
-            source.output, int) else None
-
-    def _known(self, call: RecordedCall) -> tuple:
-        if (call.node is None or call.parameters or call.draws or call.hidden
-                or isinstance(call.node, WholeCall)):
-            return ()
-        arguments = []
-        for x in call.arguments:
-            array = nested.array_of(x)
-            value = known(array)
-            if value is None or isinstance(x, chainer.Parameter):
-                return ()
-            arguments.append(value)
-        with suspended(), chainer.no_backprop_mode(), preserved():
-            return tuple([out.array for out in again(
-                call.node, call.attributes).apply(tuple(arguments))])
 
     def description(self, where: str = '') -> dict[str, str]:
         """What all ranks must have recorded alike, by name."""
@@ -184,7 +143,6 @@ class Program:
         """Notes where calls are made; forgets those of other ranks."""
         self.layout, mine = layout, set(own)
         for call, chunk in zip(self.calls, layout.chunks, strict=True):
-            call.known = None
             if chunk not in mine:
                 call.forget()
 
@@ -204,12 +162,7 @@ class Program:
 
     def run(self, chunk: int, arrays: Arrays, name: str
             ) -> tuple[Tape, Arrays, list[Any]]:
-        """Makes the calls of a chunk.
-
-        Args:
-            chunk: Its number.
-            arrays: What comes from chunks before.
-            name: Of the chunk in messages.
+        """Makes the calls of a chunk, named ``name``, on what has come.
 
         Returns:
             The way back, what goes on, and the batch normalisations among
@@ -218,10 +171,6 @@ class Program:
         """
         layout, is_first = self.layout, chunk not in self._began
         incoming = layout.incoming[chunk]
-        if len(arrays) != len(incoming):
-            raise RuntimeError(
-                f'{len(arrays)} values came, {len(incoming)} were expected; '
-                'the ranks have different plans')
         self._began.add(chunk)
         inputs = tuple([
             chainer.Variable(array, requires_grad=self._wants(source))
@@ -257,13 +206,14 @@ class Program:
         normalised = []
         if is_first:
             self._note_reports(chunk, values, found)
-            for source in {one for value in self.kept.values()
-                           for one in sources_in(value)}:
-                if layout.chunks[source.call] == chunk:
-                    self.values[source] = values[source].array
+            self.values.update({
+                source: values[source].array for source in sources_in(
+                    list(self.kept.values()))
+                if layout.chunks[source.call] == chunk})
             normalised = [
-                (link, self._elements(self.calls[number], mean), mean,
-                 variance, finetuned)
+                (link, self.calls[number].elements or numpy.prod(
+                    self.calls[number].results[0].shape, dtype=int) // max(
+                        mean.size, 1), mean, variance, finetuned)
                 for number, link, mean, variance, finetuned
                 in self.notes.normalised if layout.chunks[number] == chunk]
         calls = self.calls
@@ -289,9 +239,8 @@ class Program:
             node = again(call.node, own)
         own = attributes_of(node)
         for name in call.hidden:
-            leaves, tree = nested.leaves(own[name])
-            own[name] = nested.rebuilt(tree, [
-                self.real(leaf, values) for leaf in leaves])
+            own[name] = nested.mapped(
+                own[name], lambda leaf: self.real(leaf, values))
         if is_first and isinstance(node, WholeCall) and chainer.config.train:
             node.repeats = not chainer.config.enable_backprop
             call.made = node if node.repeats else None
@@ -301,7 +250,7 @@ class Program:
               arguments: tuple, values: dict) -> None:
         """Makes one call; checks the shapes of its outputs."""
         try:
-            with settings(call.config), (
+            with _settings(call.config) if call.config else _NO_BLOCK, (
                     self._seeded(number, node, arguments) if call.draws
                     else _NO_BLOCK):
                 outs = node.apply(arguments)
@@ -363,21 +312,12 @@ class Program:
 
     def _note_reports(self, chunk: int, values: dict, inside: dict) -> None:
         for name, value in inside.items():      # in links run as a whole
-            leaves, tree = nested.leaves(value)
-            self.found[name] = nested.rebuilt(
-                tree, list(map(nested.array_of, leaves)))
+            self.found[name] = nested.mapped(value, nested.array_of)
         for name, value in self.reports.items():
-            if self.layout.reporters[name] != chunk:
-                continue
-            leaves, tree = nested.leaves(value)
-            self.found[name] = nested.rebuilt(tree, [
-                nested.array_of(self.real(leaf, values)) for leaf in leaves])
-
-    def _elements(self, call: RecordedCall, mean: Any) -> Any:
-        """Elements of each channel."""
-        return call.elements or numpy.prod(
-            nested.array_of(call.arguments[0]).shape,
-            dtype=int) // max(mean.size, 1)
+            if self.layout.reporters[name] == chunk:
+                self.found[name] = nested.mapped(
+                    value, lambda leaf: nested.array_of(
+                        self.real(leaf, values)))
 
     @contextlib.contextmanager
     def _seeded(self, number: int, node: Any, arguments: tuple
@@ -409,13 +349,8 @@ class _Making(Interceptor):
 _MAKING = _Making()
 
 
-def settings(config: Mapping[str, Any]) -> Any:
-    """A block with settings of Chainer's."""
-    return _with(config) if config else _NO_BLOCK
-
-
 @contextlib.contextmanager
-def _with(config: Mapping[str, Any]) -> Iterator[None]:
+def _settings(config: Mapping[str, Any]) -> Iterator[None]:
     own = vars(LOCAL)
     before = dict(own)
     own.update(config)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -30,6 +29,7 @@ from ..intercept.function_calls import (
     _variable,
     hold_calls,
     intercepting,
+    suspended,
 )
 from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import Place, preserved, seed_at
@@ -44,9 +44,7 @@ from .names import Names
 from .placeholder import (
     PlaceholderError,
     describe_source,
-    frames_of_users,
     is_placeholder,
-    known,
     looked_at,
     placeholder,
     remade,
@@ -69,9 +67,6 @@ class Recorder:
     Args:
         names: Of the model's links and parameters, which may be placeholders.
         pipeline: The ranks over which the model is to be cut; None: unknown.
-
-    Attributes:
-        atomic: Paths of the links that are run as one call.
     """
 
     def __init__(self, names: Names, pipeline: Any = None) -> None:
@@ -82,6 +77,7 @@ class Recorder:
         self._forms: set[Any] = set()
         self.moving: set[int] = set()       # ids of links, see why_once()
         self._reasons: dict[str, str] = {}
+        #: Paths of the links that are run as one call.
         self.atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
 
@@ -92,15 +88,13 @@ class Recorder:
 
     def record(self, run: Callable[[], Any], place: Place = NOWHERE,
                timed: bool = False, form: Any = None) -> Program:
-        """The program of what ``run`` calls.
-
-        Use it in a block of :meth:`placeholders`.
+        """The program of what ``run`` calls, in a block of `placeholders`.
 
         Args:
             run: Calls the model.
             place: Where in the training that is.
             timed: Whether calls are timed, for which they are run again.
-            form: Of the call.  No link looks at data in a second one that has
+            form: No link looks at data in a second call of this form that has
                 not done so in the first; None: nobody knows.
 
         Raises:
@@ -259,10 +253,12 @@ class _Recording(Interceptor):
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Counts labels, of which a mean leaves out some."""
-        value = known(nested.array_of(labels))
-        left = 1 if value is None else int((value == label).sum())
-        self.program.notes.labels.append(
-            (-1 if value is None else value.size - left, left))
+        value = nested.array_of(labels)
+        if value is None or is_placeholder(value):
+            self.program.notes.labels.append((-1, 1))
+        else:
+            left = int((value == label).sum())
+            self.program.notes.labels.append((value.size - left, left))
 
     def before_backward(self, outputs: Any) -> None:
         """Refuses placeholders, which have no graph."""
@@ -326,8 +322,7 @@ class _Recording(Interceptor):
                 arrays.append(array)
                 arguments.append(_kept(x))
         hidden, attributes = self._scan(own, read)
-        if type(node) is AsStrided and known(nested.array_of(inputs[0])) is (
-                None):
+        if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
         figures = self._recorder.known.figures(
             node, inputs, original, self._timed, self._link())
@@ -338,6 +333,11 @@ class _Recording(Interceptor):
             *(one for one in read if type(one) is str), *figures.inner]))
         whole, used = self._persistent_in(arrays, attributes) if (
             arrays or attributes or self._recorder.atomic) else ((), ())
+        if not (read or whole or used or figures.inner or figures.draws):
+            # Of the batch alone, which every rank has.
+            with suspended(), chainer.no_backprop_mode():
+                return tuple([Variable(out.array, requires_grad=False)
+                              for out in original(node, inputs)])
         if isinstance(node, WholeCall):
             whole += tuple(self._keeping(names))
         call = RecordedCall(
@@ -351,8 +351,7 @@ class _Recording(Interceptor):
             figures.once or any(id(link) in self._recorder.moving
                                 for link in self._stack),
             figures, node, self._attributes(own, figures) if attributes
-            else dict(own), tuple(arguments), hidden=hidden, reads=used,
-            line=_line())
+            else dict(own), tuple(arguments), hidden=hidden, reads=used)
         if vars(LOCAL) != self._config:
             call.config = {
                 name: value for name, value in vars(LOCAL).items()
@@ -456,9 +455,7 @@ class _Recording(Interceptor):
                        ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Links whose calls must be on one chunk, and those that it reads.
 
-        The first are those that are run as one call, and those whose
-        persistent arrays are attributes of the function, which writes to
-        them.
+        The first are run as one call, or the function writes to their arrays.
         """
         names, owners = self._names, self._owners
         whole: list[str] = []
@@ -523,11 +520,7 @@ class _Recording(Interceptor):
 
 @contextlib.contextmanager
 def between_calls(place: Place) -> Iterator[None]:
-    """A block in which all ranks draw the same numbers between calls.
-
-    The place seeds ``numpy.random`` and ``random``; both get their states
-    back.
-    """
+    """A block in which the place seeds what Python draws between calls."""
     state = random.getstate()
     random.seed(repr(place))
     try:
@@ -540,10 +533,10 @@ def between_calls(place: Place) -> Iterator[None]:
 
 def record_example(recorder: Recorder, run: Callable[[], Any], timed: bool
                    ) -> Program:
-    """The program of a call in training, after which links are as before.
+    """The program of a call in training, with what each retains for backward.
 
-    Calls say which values they retain for backward, for planning.  Outputs
-    may lie in the memory of other values, which are retained then.
+    Links are as before.  Outputs may lie in the memory of other values, which
+    are retained then.
     """
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True), preserved(), \
@@ -584,9 +577,3 @@ def _ahead(array: Any, wants: bool) -> chainer.Variable:
     made = _variable(array, wants)
     made.__class__ = Ahead
     return made
-
-
-def _line() -> tuple[Any, int] | None:
-    """The code and line of the user's that calls a function."""
-    frame = next(frames_of_users(sys._getframe(2)), None)
-    return None if frame is None else (frame.f_code, frame.f_lineno)

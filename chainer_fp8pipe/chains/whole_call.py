@@ -63,12 +63,9 @@ class ArrayCall(chainer.FunctionNode):
         tree: Of its arguments.
         kinds: Of each leaf of the arguments: ``'variable'``, ``'array'`` or,
             where NumPy has a number, ``'number'``.
-
-    Attributes:
-        result: Tree of what the function returned, and the kinds of its
-            leaves.
     """
 
+    #: Tree of what the function returned, and the kinds of its leaves.
     result: tuple[Any, tuple[str, ...]]
 
     def __init__(self, run: Callable, tree: Any, kinds: tuple[str, ...]
@@ -172,13 +169,7 @@ def call_whole(run: Callable, args: Any, kwargs: Any,
                of: type[ArrayCall] = WholeCall) -> Any:
     """Calls a link or function as one node; returns what it returns.
 
-    Args:
-        run: The link or function.
-        args: Arguments.
-        kwargs: Keyword arguments.
-        last_form: Gives the ``result`` of the node where it was recorded, and
-            not run.
-        of: The class of the node.
+    ``last_form`` gives the node's ``result`` where it was recorded, not run.
     """
     leaves, tree = nested.leaves((args, kwargs))
     node = of(run, tree, tuple(map(_kind, leaves)))

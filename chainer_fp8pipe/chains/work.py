@@ -18,14 +18,19 @@ from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
 from ..pipeline.layers import checked_weight
 from ..pipeline.meetings import NotTraced
-from ..pipeline.randomness import Place
+from ..pipeline.randomness import Place, preserved, seed_at
 from ..pipeline.reported import Report, Reports, add, report_of
 from ..pipeline.stage import Channels, weights_of
 from ..pipeline.work import Batch, Work, rows, samples_of
 from . import nested
+from .deferred import draw
 from .mean_loss import why_no_mean
 from .names import OBSERVER
-from .placeholder import PlaceholderError, frames_of_users
+from .placeholder import (
+    PlaceholderError,
+    frames_of_users,
+    is_placeholder,
+)
 
 if TYPE_CHECKING:
     from .partitioned import Chunk, Partition
@@ -37,10 +42,7 @@ _SAME = ("A model's calls must not depend on the rank; all ranks must see "
 
 
 class ChainWork(Work):
-    """The work with a partitioned Chain.
-
-    ``model`` has this rank's parameters.
-    """
+    """The work with a partitioned Chain."""
 
     def __init__(self, model: Any, grid: ProcessGrid, optimizer: Any,
                  loss_weight: Callable | None = None,
@@ -54,20 +56,23 @@ class ChainWork(Work):
                 f'{" and ".join(given)} cannot be given for a model that '
                 'partition() has cut; the model itself returns the loss and '
                 'reports the metrics')
-        self._partition: Partition = model.partition
-        if self._partition.grid is not grid:
-            raise ValueError('the model was cut for other ranks; give '
-                             'PipelineUpdater the comm that partition() got')
-        if loss_func not in (None, self._partition.loss_func):
-            raise ValueError('the model was cut with another loss_func; pass '
-                             'this one to partition(), which records it')
-        if self._partition.optimizer not in (None, optimizer):
-            raise ValueError('another optimizer trains this model already; a '
-                             'partitioned model has one')
+        part: Partition = model.partition
+        self._partition = part
+        for wrong, text in (
+                (part.grid is not grid,
+                 'the model was cut for other ranks; give PipelineUpdater '
+                 'the comm that partition() got'),
+                (loss_func not in (None, part.loss_func),
+                 'the model was cut with another loss_func; pass this one to '
+                 'partition(), which records it'),
+                (part.optimizer not in (None, optimizer),
+                 'another optimizer trains this model already; a partitioned '
+                 'model has one')):
+            if wrong:
+                raise ValueError(text)
         self._optimizer = optimizer
-        self.chunks = self._partition.plan.chunks
+        self.chunks = part.plan.chunks
         self._form: Any = None
-        self._in_links: list[Any] = []
         self._weights: list[float] = []
         self._method: Callable | None = None
         self._compares = loss_weight is None
@@ -79,8 +84,7 @@ class ChainWork(Work):
 
     def choose(self, method: str | None) -> str:
         """Has predictions call a method or child link; its name."""
-        names = ['predictor', 'predict'] if method is None else [method]
-        for name in names:
+        for name in ([method] if method else ['predictor', 'predict']):
             found = getattr(self._model, name, None)
             if callable(found):
                 self._method = found
@@ -140,7 +144,7 @@ class ChainWork(Work):
             self._model.device.send(array) for array in arrays])
             for tree, arrays in zip(batch.trees, batch.parts, strict=True)]
         try:
-            part.record(step, function, batches, places)
+            self._record(step, function, batches, places)
         except PlaceholderError as error:
             raise NotTraced(str(error)) from error
         given = None
@@ -157,21 +161,72 @@ class ChainWork(Work):
                     warnings.warn_explicit(text, UserWarning,
                                            line.f_code.co_filename,
                                            line.f_lineno)
-        return part.digest(), given
+        return [(one.layout.digest, hash(tuple(one.notes.numbers)))
+                for one in part.programs], given
+
+    def _record(self, step: str, function: Callable, batches: list[Any],
+                places: list[Place]) -> None:
+        part = self._partition
+        names, placement = part.names, part.placement
+        part.end()
+        shaped = len(names.shaped)
+        part.state.begin(step)
+        try:
+            with part.recorder.placeholders():
+                for number, (both, place) in enumerate(zip(
+                        batches, places, strict=True)):
+                    part.state.resume(number)
+                    self._record_one(step, function, both, place)
+        except BaseException:
+            part.state.undo()
+            part.end()
+            raise
+        part.state.end()
+        for number, name in enumerate(names.shaped[shaped:]):
+            if name in placement.own:       # the same on every replica
+                with preserved():
+                    seed_at(places[0]._replace(
+                        iteration=0, first_sample=0, layer=number))
+                    draw(names.parameters[name])
+
+    def _record_one(self, step: str, function: Callable, both: Any,
+                    place: Place) -> None:
+        part, (leaves, tree) = self._partition, nested.leaves(both)
+        # Forward may write to its batch, which the script still has.
+        args, kwargs = nested.rebuilt(tree, [one.copy() for one in leaves])
+        program = part.recorder.record(
+            lambda: function(*args, **kwargs), place, form=(
+                step, getattr(function, '__func__', function), repr(tree),
+                tuple([(one.shape, one.dtype.str) for one in leaves])))
+        if step != 'predict':
+            check_result(program.result)
+        part.state.note(program)
+        part.programs.append(program)
+        layout = part.layouts.of(program)
+        for name, chunks in layout.holders.items():
+            for chunk in chunks:
+                stage = chunk % part.plan.stages
+                if stage not in part.placement.ranks[name]:
+                    rank = self._grid.ranks[stage][self._grid.replica_index]
+                    raise ValueError(
+                        f'this batch needs parameter {name} on stage {stage} '
+                        f'(rank {rank}), which has not got it; make '
+                        'the partition with such an example')
+        program.settle(layout, part.chunks)
 
     def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
         """All ranks of the pipeline have recorded the same calls."""
         part = self._partition
-        if len({digest for digest, _ in said}) > 1:
-            raise_together(self._grid.pipeline, part.description, NotTraced,
-                           dict, _SAME)
+        given = said[self._grid.stage_index][1]
+        if any(one != said[0] for one in said):
+            raise_together(self._grid.pipeline, lambda: {
+                **self._description(), 'the loss_weight': repr(given)},
+                NotTraced, dict, _SAME)
             raise NotTraced(f'the ranks have recorded other calls. {_SAME}')
-        self._weights = [0.0] * len(part.programs)
-        if step != 'predict':
-            self._weights = self._agreed([given for _, given in said]) or (
-                weights_of([one.notes.labels for one in part.programs],
-                           batch.sizes,
-                           self._grid.replicas if step == 'train' else 1))
+        self._weights = ([0.0] * len(part.programs) if step == 'predict' else
+                         given or weights_of(
+            [one.notes.labels for one in part.programs], batch.sizes,
+            self._grid.replicas if step == 'train' else 1))
 
     def deal(self, step: str, batch: Batch, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:
@@ -204,18 +259,18 @@ class ChainWork(Work):
         for name, value in means.items():
             path, found, key = name.partition(OBSERVER)
             if found:
-                chainer.report({key: value},
-                               self._partition.names.links[path])
+                link = self._partition.names.links[path]
+                chainer.report({key: value}, link)
+                # A script may ask L.Classifier for the loss of the last batch.
+                last = vars(link).get(key)
+                if is_placeholder(nested.array_of(last)) and (
+                        (path, key) not in self._partition.state.read):
+                    vars(link)[key] = chainer.Variable(
+                        link.xp.asarray(value, last.dtype))
                 named[f'{path}/{key}'.lstrip('/')] = value
             elif name != LOSS:
                 chainer.report({name: value})
                 named[name] = value
-        # A script may ask L.Classifier for the loss of the last batch.
-        for (path, name), report, array in self._in_links:
-            if (report or LOSS) in means:
-                link = self._partition.names.links[path]
-                vars(link)[name] = chainer.Variable(link.xp.asarray(
-                    means[report or LOSS], array.dtype))
         return {'loss': means[LOSS], **named} if LOSS in means else named
 
     def tied(self) -> dict[int, tuple[int, ...]]:
@@ -229,13 +284,13 @@ class ChainWork(Work):
         """See :meth:`.Work.end`."""
         programs = self._partition.programs
         self._form = nested.leaves(programs[0].result)[1] if programs else ()
-        self._in_links = self._partition.means_in_links()
         self._partition.end()
 
     def undo(self) -> None:
         """See :meth:`.Work.undo`."""
         if self._partition.programs:    # else it has been taken back
-            self._partition.undo()
+            self._partition.state.undo()
+            self._partition.end()
 
     def forget(self, step: str) -> None:
         """See :meth:`.Work.forget`."""
@@ -245,19 +300,25 @@ class ChainWork(Work):
 
     # --- details ------------------------------------------------------------
 
-    def _agreed(self, given: list[Any]) -> list[float] | None:
-        """The weights that the user's function gave on all ranks."""
-        for rank, other in enumerate(given):
-            for number, (one, two) in enumerate(zip(
-                    given[0] or [], other or [], strict=True)):
-                if one != two:
-                    raise ValueError(
-                        f'the loss_weight of micro-batch {number} is {one} '
-                        f'on rank 0 but {two} on rank {rank}. {_SAME}')
-        return given[0]
+    def _description(self) -> dict[str, str]:
+        return {name: one
+                for index, program in enumerate(self._partition.programs)
+                for name, one in program.description(
+                    f' of micro-batch {index}').items()}
 
 
 def _host(array: Any) -> numpy.ndarray:
     # ascontiguousarray() would give an array without axes one.
     return numpy.asarray(chainer.backends.cuda.to_cpu(
         nested.array_of(array)), order='C')
+
+
+def check_result(result: Any) -> None:
+    """Raises ValueError if what a model has returned is no loss."""
+    if not isinstance(result, chainer.Variable) or result.size != 1:
+        raise ValueError(
+            f'the model returned {type(result).__name__} of shape '
+            f'{getattr(result, "shape", "unknown")}; called with a '
+            'batch, it must return its loss, a scalar variable, as '
+            'chainer.links.Classifier does, or be cut with '
+            'partition(..., loss_func=)')

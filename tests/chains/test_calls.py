@@ -3,13 +3,11 @@ from chainer_fp8pipe.chains.calls import (
     Call,
     Position,
     Source,
-    Value,
     assign,
     order_of,
     positions,
 )
 
-import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +16,6 @@ from tests.chains.traces import (
     PARAMETERS,
     few,
     going_on,
-    is_floating,
     stacked,
 )
 
@@ -46,18 +43,11 @@ def check_direction(calls, stages):
 @few
 @given(cut_traces())
 def test_a_call_comes_after_what_it_reads(given):
-    """And what reads the batch only is where it is first needed."""
     calls, order, _ = given
-    place, floating = positions(calls, order), is_floating(calls)
+    place = positions(calls, order)
     for number, call in enumerate(calls):
         for source in call.inputs:
-            assert place[number] > place[source.call] or (
-                floating[source.call]
-                and place[number] == place[source.call])
-        users = [place[user] for user, one in enumerate(calls)
-                 if number in [source.call for source in one.inputs]]
-        if floating[number] and users:
-            assert place[number] == min(users)
+            assert place[number] > place[source.call]
 
 
 @few
@@ -67,8 +57,8 @@ def test_calls_values_and_parameters_are_where_the_cuts_say(given, data):
     every = [Source(number, output) for number, call in enumerate(calls)
              for output in call.outputs]
     some = st.lists(st.sampled_from(every), max_size=3)
-    wanted, group = data.draw(some), data.draw(some)
-    found = assign(calls, order, cuts, wanted, [group])
+    wanted = data.draw(some)
+    found = assign(calls, order, cuts, wanted)
     stages = found.chunks
     check_direction(calls, stages)
     pins = [call.pinned for call in calls]
@@ -90,8 +80,6 @@ def test_calls_values_and_parameters_are_where_the_cuts_say(given, data):
                  for number, call in enumerate(calls)
                  if source in call.inputs]
         after += [source in wanted]
-        after += [stages[other.call] > boundary for other in group
-                  if source in group]
         return stages[source.call] <= boundary and any(after)
     assert len(found.crossing) == len(cuts)
     for boundary, values in enumerate(found.crossing):
@@ -113,7 +101,7 @@ def test_a_call_with_a_home_is_there(given, data):
     assert stages[number] == home
     check_direction(calls, stages)
     now = assign(calls, order, cuts)
-    if now.chunks[number] == home and not is_floating(calls)[number]:
+    if now.chunks[number] == home:
         assert stages == now.chunks
 
 
@@ -150,19 +138,3 @@ def test_a_recurrent_model_is_cut_between_layers_for_any_length(steps,
     assert [(int(call.link[1:]), stage) for call, stage
             in zip(calls, stages, strict=True) if call.name == 'lstm'] == [
                 (0, 0), (1, 1), (2, 1), (3, 2)] * steps
-
-
-def test_a_mask_made_of_the_batch_is_computed_by_its_first_user():
-    def value():
-        return {0: Value((2,), numpy.dtype('f'), True)}
-    calls = [
-        Call('mask', outputs=value()),
-        Call('scaled', inputs=(Source(0, 0),), outputs=value()),
-        Call('a', path=(2,), parameters=('/a',), outputs=value()),
-        Call('b', path=(3,), parameters=('/b',), outputs=value(),
-             inputs=(Source(2, 0), Source(1, 0))),
-        Call('c', path=(4,), parameters=('/c',), outputs=value(),
-             inputs=(Source(3, 0), Source(0, 0)))]
-    found = assign(calls, order_of(calls), (Position(1, 0), Position(2, 0)))
-    assert found.chunks == (1, 1, 0, 1, 2)
-    assert found.crossing == ((Source(2, 0),), (Source(0, 0), Source(3, 0)))

@@ -10,6 +10,7 @@ from chainer_fp8pipe.chains import (
     placement,
     program,
     recorder,
+    work,
 )
 from chainer_fp8pipe.chains import partition as module
 from chainer_fp8pipe.training.extensions import save_whole_model
@@ -100,10 +101,9 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm):
 
 #: The same for a step with a micro-batch of a new form.
 STEPS = [(owner, name, rank) for owner, name in (
-    (placement.Placement, 'problem'), (partitioned.Partition, 'record'),
-    (partitioned.Partition, 'digest'), (partitioned.State, 'note'),
-    (recorder.Recorder, 'record'), (layout, 'Layout'),
-    (partitioned, 'check_result'), (program.Program, 'settle'))
+    (placement.Placement, 'problem'), (work.ChainWork, '_record'),
+    (partitioned.State, 'note'), (recorder.Recorder, 'record'),
+    (layout, 'Layout'), (work, 'check_result'), (program.Program, 'settle'))
     for rank in (0, 1)]
 
 

@@ -190,28 +190,12 @@ def test_what_ranks_compare_tells_models_apart():
         lambda net, h: F.dropout(h, .3))
 
 
-def _written(array, value):
-    array[...] = value
-    return array
-
-
-def _labelled(h, labels):
-    return h * F.expand_dims(F.softmax_cross_entropy(
-        h, labels, reduce='no'), 1)
-
-
 #: Ways past NumPy's functions (more of them are in test_placeholder.py).
 READS = {
     'asarray': lambda net, h: F.where(
         numpy.asarray(h.array > 0, dtype=bool), h, -h),
-    'buffer': lambda net, h: _labelled(
-        h, _written(numpy.zeros(6, 'i'), h.array.argmax(axis=1))),
-    'condition': lambda net, h: h * F.sum(
-        net.one(X[h.array.argmax(axis=1) == 2])),
     'branch': lambda net, h: (
         F.tanh if numpy.asarray(h.array).max() > 0 else F.relu)(h),
-    'index': lambda net, h: h * numpy.arange(5, dtype='f')[
-        h.array.argmax(axis=1), None],
     'report': lambda net, h: chainer.report(
         {'share': (numpy.asarray(h.array) > 0).mean()}, net) or h,
 }
@@ -310,11 +294,6 @@ def test_words_do_not_make_other_calls():
             kind.forward): runs.append(1) or original(self, inputs))
         recorded(Net(embedded, L.EmbedID(5, 5)), X)
     assert len(runs) == 1
-
-
-def test_an_index_of_computed_conditions_is_a_look():
-    with pytest.raises(PlaceholderError, match='indexing by a condition'):
-        recorded(Net(lambda net, h: F.get_item(h, h.array > 0)), X)
 
 
 class Around(chainer.Chain):

@@ -1,11 +1,7 @@
 """What is atomic is run as one call, and gives what it would otherwise."""
 from chainer_fp8pipe import atomic
-from chainer_fp8pipe.chains import whole_call
-from chainer_fp8pipe.intercept.function_calls import (
-    Interceptor,
-    intercepting,
-    suspended,
-)
+from chainer_fp8pipe.chains.names import Names
+from chainer_fp8pipe.chains.recorder import Recorder, record_example
 
 import chainer
 import chainer.functions as F
@@ -13,47 +9,10 @@ import chainer.links as L
 import numpy
 import pytest
 
-X = numpy.random.RandomState(0).randn(3, 4).astype('f')
+from tests.ranks import on_ranks
+from tests.training.updaters.partitions import Both
 
-
-class Here(Interceptor):
-    """Does everything itself, whole functions as one node."""
-
-    def __init__(self):
-        self.nodes = []
-
-    def call_whole(self, function, args, kwargs):
-        return whole_call.call_whole(function, args, kwargs, None)
-
-    def apply(self, node, inputs, original):
-        self.nodes.append(node.label)
-        with suspended():
-            return original(node, inputs)
-
-
-def compared(run, *links):
-    """Runs it plainly and as calls; both give the same.
-
-    Returns:
-        What was called.
-    """
-    outcomes = []
-    here = Here()
-    for interceptor in (None, here):
-        x = chainer.Variable(X.copy())
-        for link in links:
-            link.cleargrads()
-        if interceptor is None:
-            y = run(x)
-        else:
-            with intercepting(interceptor):
-                y = run(x)
-        F.sum(y * y).backward()
-        outcomes.append([y.array, x.grad, *(
-            parameter.grad for link in links for parameter in link.params())])
-    for plain, called in zip(*outcomes, strict=True):
-        numpy.testing.assert_allclose(plain, called, 1e-6)
-    return here.nodes
+X = numpy.random.RandomState(0).randn(8, 4).astype('f')
 
 
 @atomic
@@ -70,52 +29,58 @@ def chosen(x, index, table):
 
 
 @atomic
-def pair(x):
-    return F.exp(x), F.sin(x)
+def several(pair, options):
+    left, right = pair
+    return {'sum': left + right, 'rest': [left * options['scale'],
+                                          right.array, (3, 'text')]}
 
 
-@pytest.mark.parametrize(('run', 'calls'), [
-    (lambda x: clipped(x) + 1, ['clipped', '_ + 1']),
-    (lambda x: clipped(x, factor=3), ['clipped']),
-    (lambda x: chosen(x, numpy.array([2, 0, 2]), numpy.arange(4, dtype='f')),
-     ['chosen']),
-    (lambda x: pair(x)[1], ['pair'])])      # an output that nobody uses
-def test_a_function_that_looks_is_one_call(run, calls):
-    assert compared(run) == calls
+def formed(net, x):
+    """Results have the form that they had."""
+    found = several((x, F.exp(x)), {'scale': 2})
+    assert isinstance(found['rest'][1], numpy.ndarray)
+    assert found['rest'][2] == (3, 'text')
+    return found['sum'] + found['rest'][0] * found['rest'][1]
 
 
-def test_its_results_have_the_form_that_they_had():
-    @atomic
-    def several(pair, options):
-        left, right = pair
-        return {'sum': left + right, 'rest': [left * options['scale'],
-                                              right.array, (3, 'text')]}
-
-    def run(x):
-        found = several((x, F.exp(x)), {'scale': 2})
-        assert isinstance(found['rest'][1], numpy.ndarray)
-        assert found['rest'][2] == (3, 'text')
-        return found['sum'] + found['rest'][0] * found['rest'][1]
-    assert 'several' in compared(run)
+@atomic
+def gate(net, x):
+    """Uses a parameter of the model's."""
+    y = net.inner(x)
+    return y * (1 if y.array.sum() > 0 else 2)
 
 
-def test_a_method_uses_its_links_parameters():
-    class Net(chainer.Chain):
-        def __init__(self):
-            super().__init__(inner=L.Linear(4, 5))
+class Net(chainer.Chain):
+    def __init__(self, between):
+        super().__init__(one=L.Linear(4, 4), inner=L.Linear(4, 4),
+                         two=L.Linear(4, 3))
+        self.between = between
 
-        @atomic
-        def gate(self, x):
-            y = self.inner(x)
-            return y * (1 if y.array.sum() > 0 else 2)
-
-        def forward(self, x):
-            return F.relu(self.gate(x))
-    net = Net()
-    assert compared(net, net) == ['gate', 'ReLU']
+    def forward(self, x):
+        return F.mean(self.two(self.between(self, self.one(x))) ** 2)
 
 
-def test_without_an_interceptor_it_is_the_function_itself():
+CASES = {
+    'clipped': lambda net, x: clipped(x, factor=3) + 1,
+    'chosen': lambda net, x: chosen(x, numpy.array([2, 0, 2]),
+                                    numpy.arange(4, dtype='f')),
+    'several': formed, 'gate': lambda net, x: F.relu(gate(net, x)),
+    # An output that nobody uses.
+    'exp': lambda net, x: atomic(lambda x: (F.exp(x), F.sin(x)))(x)[1]}
+
+
+@on_ranks(2)
+def test_a_function_that_looks_is_one_call(comm):
+    for name, between in CASES.items():
+        numpy.random.seed(0)
+        net = Net(between)
+        found = [call.name for call in record_example(
+            Recorder(Names(net)), lambda net=net: net(X), False).calls]
+        assert ('<lambda>' if name == 'exp' else name) in found
+        Both(comm, net, (X,)).update()
+
+
+def test_outside_of_a_partition_it_is_the_function_itself():
     """Its name, its documentation, its exceptions."""
     assert clipped.__name__ == 'clipped'
 
@@ -124,5 +89,6 @@ def test_without_an_interceptor_it_is_the_function_itself():
         raise KeyError('from inside')
     with pytest.raises(KeyError, match='from inside'):
         broken(3)
-    with intercepting(Here()), pytest.raises(KeyError, match='from inside'):
-        broken(chainer.Variable(X))
+    with pytest.raises(KeyError, match='from inside'):
+        record_example(Recorder(Names(Net(None))), lambda: broken(
+            chainer.Variable(X)), False)

@@ -102,15 +102,6 @@ def chain(*seconds, size=1000, parameters=1000, kept=0):
     return calls, found
 
 
-def is_floating(calls):
-    """Of each call, whether the batch is all that it is made of."""
-    def real(number):
-        call = calls[number]
-        return bool(call.parameters) or call.pinned is not None or any(
-            real(source.call) for source in call.inputs)
-    return [not real(number) for number in range(len(calls))]
-
-
 def stacked(layers, steps, lateral=False):
     """A stack of recurrent layers along a sequence, step by step.
 

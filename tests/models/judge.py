@@ -12,21 +12,18 @@ import itertools
 import time
 import traceback
 
-from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.calls import order_of
 from chainer_fp8pipe.chains.cuts import Intervals
 from chainer_fp8pipe.chains.names import Names, parameters_of
 from chainer_fp8pipe.chains.plan import Cut, PartitionPlan
 from chainer_fp8pipe.chains.recorder import Recorder, record_example
 
-import chainer
 import numpy
 from chainer.functions.loss.hinge import Hinge
 from mpi4py import MPI
 
 from tests.training.updaters.partitions import (
-    Batches,
-    as_it_is,
+    close,
     give,
     gradients,
     observed,
@@ -35,6 +32,8 @@ from tests.training.updaters.partitions import (
     reporting,
     samples_of,
     serially,
+    still,
+    updater_of,
     values,
 )
 
@@ -43,10 +42,6 @@ from .calls import Around
 UPDATES = 3
 #: Of a gradient, relative to its norm.
 LIMIT = 1e-5
-#: A gradient whose norm is less than this share of the largest one's is the
-#: rounding of a sum that is zero, as that of a bias before normalisation.
-#: Only its absolute error is looked at, relative to the largest norm.
-NOISE = 1e-6
 SCHEDULES = (('gpipe', 1), ('1f1b', 1), ('zero_bubble', 1),
              ('interleaved', 2))
 
@@ -121,10 +116,10 @@ def judged(comm, make, batch, options, alone, known, loss_weight=None,
     problem = ''
     if comm.rank == 0:
         try:
-            problem = _problem(make, first, losses, *found, (
+            _check(make, first, losses, *found, (
                 batch, options, alone, loss_weight, updates), known)
         except Exception:
-            problem = 'the reference: ' + traceback.format_exc()
+            problem = traceback.format_exc()
     # Leaves the cores to those who still work.
     request = comm.Ibarrier()
     while not request.Test():
@@ -132,10 +127,9 @@ def judged(comm, make, batch, options, alone, known, loss_weight=None,
     return comm.bcast(problem)
 
 
-def _problem(make, first, losses, found, found_gradients, how, known):
+def _check(make, first, losses, found, found_gradients, how, known):
     batch, options, *_, loss_weight, _ = how
-    if set(first) != set(found):
-        return f'no rank has {set(first) - set(found)}'
+    assert set(first) == set(found)
     after = first
     if any(array is None for array in first.values()):
         model = make()              # links draw values in forward
@@ -145,22 +139,17 @@ def _problem(make, first, losses, found, found_gradients, how, known):
     late = [name for name, array in first.items() if array is None
             or not numpy.array_equal(array, after[name], equal_nan=True)]
     for name, array in found.items():
-        if not (_alike(array, after[name]) if name in late else
-                numpy.array_equal(array, first[name], equal_nan=True)):
-            return f'other initial values of {name}'
+        assert (_alike(array, after[name]) if name in late else
+                numpy.array_equal(array, first[name], equal_nan=True)), (
+                    f'other initial values of {name}')
     key = tuple(b'' if found[name] is None else found[name].tobytes()
                 for name in sorted(late)), loss_weight is None
     if key not in known:
         known.clear()
         known[key] = _reference(make, found, *how)
     expected, expected_gradients = known[key]
-    if losses != expected:
-        return f'the loss is {losses}, and {expected} in one process'
-    error, noise, worst = _distance(found_gradients, expected_gradients)
-    if not error <= LIMIT or not noise <= LIMIT:
-        return (f'the gradient of {worst} has an error of {error:.1e}, '
-                f'those that are noise {noise:.1e}')
-    return ''
+    assert losses == expected       # bit for bit
+    close(found_gradients, expected_gradients, LIMIT)
 
 
 def _values(model):
@@ -176,42 +165,15 @@ def _alike(found, drawn):
     return one == other or bool(other) and 1 / 3 < one / other < 3
 
 
-def _distance(found, expected):
-    """The largest relative errors, of gradients and of noise."""
-    def norm(array):                    # None is a gradient of zero
-        return 0. if array is None else float(
-            numpy.linalg.norm(array.astype('d')))
-    norms = {name: norm(array) for name, array in expected.items()}
-    largest = max(norms.values(), default=0.0)
-    error, noise, worst = 0.0, 0.0, ''
-    for name, array in expected.items():
-        other = found[name]
-        distance = norm(array) + norm(other) if (
-            array is None or other is None) else norm(
-                array.astype('d') - other)
-        if norms[name] < NOISE * largest or not norms[name]:
-            noise = max(noise, distance / (largest or 1))
-        elif not distance / norms[name] <= error:
-            error, worst = distance / norms[name], name
-    return error, noise, worst
-
-
 def _train(comm, model, batch, options, loss_weight, plan, updates):
     """The loss of each update, with gradients left in the model."""
-    parts = options['micro_batches']
-    samples = samples_of(batch) // parts
-    _on_all(comm, Refused, lambda: partition(
-        model, part(batch, 0, samples), comm, plan=plan, **options))
-    optimizer = chainer.optimizers.SGD(0).setup(model)
-
-    def train():
-        updater = PipelineUpdater(
-            Batches(batch), optimizer, comm, micro_batches=parts,
-            schedule=options['schedule'], loss_weight=loss_weight,
-            converter=as_it_is)
-        return [observed(model, updater.update)['total']
-                for _ in range(updates)]
-    return _on_all(comm, Failed, train)
+    updater = _on_all(comm, Refused, lambda: updater_of(
+        comm, model, [batch], optimizer=still, loss_weight=loss_weight,
+        plan=plan, micro_batches=options['micro_batches'],
+        schedule=options['schedule'],
+        cut={'chunks': options.get('chunks', 1)}))
+    return _on_all(comm, Failed, lambda: [
+        observed(model, updater.update)['total'] for _ in range(updates)])
 
 
 def _on_all(comm, kind, action):
@@ -241,40 +203,10 @@ def _reference(make, found, batch, options, alone, loss_weight, updates):
             **options, 'schedule': '1f1b', 'chunks': 1}, loss_weight, None,
             updates)
     else:
-        parts = options['micro_batches']
-        size = samples_of(batch) // parts
-        weights = _weights(model, [
-            part(batch, start, start + size) for start in range(
-                0, parts * size, size)]) if loss_weight is None else [1.]
-        take = itertools.cycle(weights)
-        losses = [serially(model, batch, parts, lambda few: next(take))
-                  ] * updates
+        losses = [serially(
+            model, batch, options['micro_batches'],
+            None if loss_weight is None else lambda few: 1.)] * updates
     return losses, own(model)
-
-
-def _weights(model, micro_batches):
-    """How many labels losses do not leave out; alike where they have none."""
-    found = []
-    for batch in micro_batches:
-        with _Counting() as counting:
-            _call(model, batch)
-        found.append(counting.found)
-    return ([float(counts[0]) for counts in found] if all(found)
-            else [1.] * len(found))
-
-
-class _Counting(chainer.FunctionHook):
-    """Counts the labels that losses do not leave out."""
-
-    def __init__(self):
-        self.found = []
-
-    def forward_postprocess(self, function, in_data):
-        function = getattr(function, 'function', function)
-        label = getattr(function, 'ignore_label', None)
-        if (label is not None and getattr(function, 'normalize', False)
-                and getattr(function, 'reduce', 'mean') != 'no'):
-            self.found.append((in_data[1] != label).sum())
 
 
 def _call(model, batch):

@@ -68,16 +68,15 @@ _LARGE = arrays(floats(3, 224, 224), integers(1000))
 
 CASES = [
     Case('resnet50', partial(_trained, L.ResNet50Layers, 'fc6'), _SMALL,
-         samples=4, batch_norm=True, slow=True),
+         samples=4, slow=True),
     Case('resnet101', partial(_trained, L.ResNet101Layers, 'fc6'), _SMALL,
-         samples=4, batch_norm=True, slow=True),
+         samples=4, slow=True),
     Case('resnet152', partial(_trained, L.ResNet152Layers, 'fc6'), _SMALL,
-         samples=4, batch_norm=True, slow=True),
+         samples=4, slow=True),
     # Its last layer stays as it was initialised: fc is there instead.
     Case('resnet50_features', lambda: L.Classifier(ResNet()),
          arrays(floats(3, 64, 64), integers(10)),
-         samples=4, batch_norm=True, slow=True,
-         unused=('/predictor/base/fc6/W', '/predictor/base/fc6/b')),
+         samples=4, slow=True),
     Case('vgg16', partial(_trained, L.VGG16Layers, 'fc8'), _LARGE,
          samples=2, draws=True, slow=True),
     Case('vgg19', partial(_trained, L.VGG19Layers, 'fc8'), _LARGE,

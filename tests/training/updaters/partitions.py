@@ -202,6 +202,20 @@ def give(model, found):
         parameter.array[...] = value
 
 
+class _Counting(chainer.FunctionHook):
+    """Counts the labels that losses do not leave out."""
+
+    def __init__(self):
+        self.found = []
+
+    def forward_postprocess(self, function, in_data):
+        function = getattr(function, 'function', function)
+        label = getattr(function, 'ignore_label', None)
+        if (label is not None and getattr(function, 'normalize', False)
+                and getattr(function, 'reduce', 'mean') != 'no'):
+            self.found.append((in_data[1] != label).sum())
+
+
 def serially(model, batch, micro_batches, weight=None):
     """Loss and gradients with plain Chainer, on one graph.
 
@@ -209,7 +223,8 @@ def serially(model, batch, micro_batches, weight=None):
         model: With its values; keeps the gradients.
         batch: The whole batch.
         micro_batches: Into how many it is cut.
-        weight: Of a micro-batch; default: its samples.
+        weight: Of a micro-batch; default: its labels that losses do not
+            leave out, or its samples.
 
     Returns:
         The mean loss, as the pipeline adds it up.
@@ -218,9 +233,11 @@ def serially(model, batch, micro_batches, weight=None):
     for start, end in bounds(samples_of(batch), micro_batches):
         # Arrays of their own, to which a model may write.
         few = copy.deepcopy(part(batch, start, end))
-        losses.append(model(**few) if isinstance(few, dict)
-                      else model(*few))
-        weights.append(weight(few) if weight else float(end - start))
+        with _Counting() as counting:
+            losses.append(model(**few) if isinstance(few, dict)
+                          else model(*few))
+        weights.append(weight(few) if weight else float(
+            counting.found[0] if counting.found else end - start))
     total = sum(weights)
     mean = sum(weight * float(loss.array) for loss, weight
                in zip(losses, weights, strict=True)) / total
@@ -297,18 +314,22 @@ class Both:
 
 
 def close(found, expected, tolerance=1e-6):
-    """Compares arrays by name, each as a whole; noise is left out."""
+    """Compares arrays by name, each as a whole, None being zero.
+
+    A norm of less than this share of the largest one's is the rounding of a
+    sum that is zero, as that of a bias before normalisation; its error is
+    relative to the largest norm.
+    """
     assert found.keys() == expected.keys()
-    norms = {name: numpy.linalg.norm(value.astype('d'))
-             for name, value in expected.items() if value is not None}
-    largest = max(norms.values(), default=0)
-    for name, value in expected.items():
-        if value is None or not norms[name]:
-            assert found[name] is None or not found[name].any(), name
-        elif norms[name] > 1e-6 * largest:
-            assert found[name] is not None, name
-            error = numpy.linalg.norm(
-                found[name].astype('d') - value) / norms[name]
-            assert error <= tolerance, (name, error)
 
-
+    def norm(array):
+        return 0. if array is None else float(
+            numpy.linalg.norm(array.astype('d')))
+    norms = {name: norm(array) for name, array in expected.items()}
+    largest = max(norms.values(), default=0.)
+    for name, array in expected.items():
+        error = norm(array) + norm(found[name]) if (
+            array is None or found[name] is None) else norm(
+                array.astype('d') - found[name])
+        unit = norms[name] if norms[name] > 1e-6 * largest else largest
+        assert error <= tolerance * unit, (name, error, unit)

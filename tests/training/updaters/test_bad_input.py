@@ -274,7 +274,7 @@ CHAINS = {
     'other later calls': ('must not depend on the rank',
                           lambda comm: later(comm, other_calls)),
     'other weights': (
-        'loss_weight of micro-batch 0 is 4.0 on rank 0 but 5.0 on rank 1',
+        r'loss_weight is \[4.0, 4.0\] on rank 0 but \[5.0, 5.0\] on rank 1',
         lambda comm: later(comm, loss_weight=lambda x: len(x) + comm.rank)),
     **{said: (said, lambda comm, batch=batch: later(comm, batch=batch))
        for said, batch in (

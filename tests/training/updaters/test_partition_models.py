@@ -15,16 +15,6 @@ from tests.training.updaters.partitions import (
     values,
 )
 
-#: Labels that do not count, by the argument they are in.
-IGNORING = {'segmentation': 1, 'token_tagger': 1, 'encoder': 1}
-
-
-def labels(name):
-    """Of a micro-batch of a model, how many labels count."""
-    if name not in IGNORING:
-        return None
-    return lambda few: float((few[IGNORING[name]] >= 0).sum())
-
 
 def learning(model):
     return chainer.optimizers.SGD(.1).setup(model)
@@ -32,7 +22,7 @@ def learning(model):
 
 def both_of(comm, name, *batches, **options):
     return Both(comm, lambda: make(name), *(batches or [batch_of(name)]),
-                weight=labels(name), optimizer=learning, **options)
+                optimizer=learning, **options)
 
 
 @on_ranks(2)
