@@ -115,7 +115,7 @@ class JobOutput:
         elif (found := _CODES.search(line)) and (found[1] or self._codes):
             self._codes += map(int, filter(None, found[2].split(',')))
         elif found := _DIED.search(line):
-            self._has_died(found[2], int(found[1] or found[3]))
+            self.has_died(found[2], int(found[1] or found[3]))
         elif found := _SLURM.match(line):
             self._end(found[1])
         elif found := _STILL.search(line):
@@ -148,23 +148,26 @@ class JobOutput:
         if not self.failed:     # who has ended all others has said why
             self.cause = self.cause or cause
 
-    def _has_died(self, rank: str | None, number: int) -> None:
+    def has_died(self, rank: str | None = None, number: int = 0) -> None:
+        """Finds out by the statuses of all ranks which one died, and how."""
         # As of wait(): 128 says that there is a core, above is an exit code.
         codes = {one: code if code >= 1 << 8 else code & 127
                  for one, code in enumerate(self._codes)}
-        crashed, killed, exited = ([
+        crashed, exited, ended, killed = ([
             one for one, code in codes.items() if is_so(code)] for is_so in (
             lambda code: 0 < code < 1 << 8 and code not in (
                 signal.SIGTERM, signal.SIGKILL),
-            lambda code: code == signal.SIGKILL, lambda code: code >= 1 << 8))
-        suspects = [int(rank)] if rank else crashed or exited[:1] or killed
+            lambda code: code >= 1 << 8, lambda code: code == signal.SIGTERM,
+            lambda code: code == signal.SIGKILL))
+        suspects = ([int(rank)] if rank
+                    else crashed or exited[:1] or ended or killed)
         if not suspects:
             return
         number, said = codes.get(suspects[0], number), self._ranks.get(
             suspects[0])
         name = said['name'] if said else f'rank {suspects[0]}'
         if number >= 1 << 8:        # by itself, as by os._exit()
-            if not self.failed:
+            if not (self.failed or self.cause):
                 self.failed, self.error = name, f'exit code {number >> 8}'
             return
         if suspects[1:]:
@@ -200,6 +203,7 @@ def ending_of(output: JobOutput, code: int, has_hosts: bool) -> Ending:
 
     With hosts a code may be that of a network, and no failure of the script.
     """
+    output.has_died()       # MPICH speaks of signals alone
     cause, failure = output.cause or f'exit code {code}', ''
     if code == 0:
         cause = 'its end, in order'

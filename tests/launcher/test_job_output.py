@@ -94,8 +94,11 @@ def test_a_progress_bar_is_shown_as_it_comes():
      'rank 2 of 4, process 8 on host h, was killed by SIGSEGV'),
     (died('[h] 0,9,0\n[i] 0'), KILLED),
     (died('[h] 0,11,11,0'), 'one of ranks 1, 2 was killed by SIGSEGV'),
-    (died('[h] 15,9,9,0'), f'one of ranks 1, 2 was {BY_KILL}'),
+    (died('[h] 0,9,9,0'), f'one of ranks 1, 2 was {BY_KILL}'),
+    (died('[h] 9,9,15,0'),
+     'rank 2 of 4, process 8 on host h, was killed by SIGTERM'),
     (died('[h] 0,9,768,9'), ''),
+    ('[mpiexec@h] Exit codes: [h] 0,0,768,0', ''),
     # A job that stands still has died if ranks end it.
     (f'chainer_fp8pipe: {STILL}', ''),
     (f'chainer_fp8pipe: {STILL}\nending all ranks with exit code 75\n'
@@ -105,6 +108,7 @@ def test_a_progress_bar_is_shown_as_it_comes():
 def test_lines_say_who_died_or_why_the_job_stands_still(said, cause):
     output = JobOutput()
     shown(output, f'{LINES}{said}\n')
+    output.has_died()
     assert output.cause == cause
     if '768' in said:       # it has ended by itself
         assert (output.failed, output.error) == ('rank 2 of 4', 'exit code 3')
