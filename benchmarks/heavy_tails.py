@@ -259,14 +259,9 @@ def main() -> None:
     given = parser(__doc__)
     given.add_argument('--seeds', type=int, default=0, metavar='N',
                        help='train from so many seeds')
-    given.add_argument(
-        '--codecs', nargs='+', choices=CODECS, metavar='NAME', help='of '
-        f'{", ".join(CODECS)} (default: fp8 fp8_paper int4 float16 bfloat16; '
-        'with --seeds: float32 fp8 int4)')
     options = given.parse_args()
-    codecs = options.codecs or (
-        ['float32', 'fp8', 'int4'] if options.seeds else
-        ['fp8', 'fp8_paper', 'int4', 'float16', 'bfloat16'])
+    codecs = (['float32', 'fp8', 'int4'] if options.seeds else
+              ['fp8', 'fp8_paper', 'int4', 'float16', 'bfloat16'])
     print(describe())
     print(f'{"":34}' + ''.join(f'{name:>16}' for name in codecs), flush=True)
     rows = ranks_of('heavy_tails.py', {'codecs': codecs,

@@ -25,6 +25,9 @@ from environment import describe, parser, write_json
 from photographs import build
 from PIL import Image
 
+#: That are measured, each time.
+EPOCHS = 3
+
 
 def decode_whole(data, choose):
     """The whole image, cropped and resized, by Pillow alone."""
@@ -40,11 +43,8 @@ def decode_whole(data, choose):
 def parse():
     given = parser(__doc__)
     given.add_argument('--images', type=int, default=2000)
-    given.add_argument('--batch', type=int, default=64)
     given.add_argument('--workers', type=int, default=os.cpu_count(),
                        help='(default: processors)')
-    given.add_argument('--epochs', type=int, default=3,
-                       help='that are measured, each time (default: 3)')
     return given.parse_args()
 
 
@@ -59,12 +59,12 @@ def decoders(options, paths):
     plans = [transform.plan(*Image.open(io.BytesIO(data)).size, rng)
              for data in files]
     found = {'Pillow, whole': decode_whole, 'pillow': mock.patch.object(
-        decoding, 'library', return_value=None)(decode), 'turbojpeg': decode}
+        decoding, 'library', bool)(decode), 'turbojpeg': decode}
 
     def decoded(decoder, number):
         return decoder(files[number], lambda *size: plans[number])
     seconds = {name: [] for name in found}
-    for _ in range(options.epochs):
+    for _ in range(EPOCHS):
         for name, decoder in found.items():
             start = time.process_time()
             for number in range(len(files)):
@@ -88,9 +88,9 @@ def decoders(options, paths):
 def rate(options, root, workers):
     """Images per second of epochs after the first, which fills the cache."""
     iterator = ImageFolder(root, RandomResizedCrop(224)).iterator(
-        options.batch, workers=workers)
+        64, workers=workers)
     seconds = []
-    for _ in range(options.epochs + 1):
+    for _ in range(EPOCHS + 1):
         start = time.perf_counter()
         next(iterator)
         while not iterator.is_new_epoch:

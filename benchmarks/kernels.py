@@ -18,6 +18,8 @@ import numpy as np
 from codec_updates import begin
 from environment import describe, parser, write_json
 
+REPEATS = 15
+
 
 def cases(n):
     """By name: what does it once, bytes of an element, and its rival."""
@@ -55,23 +57,19 @@ def main():
     given.add_argument(
         '--elements', type=int, default=2 ** 24, metavar='N',
         help='length of the arrays (default: 16 Mi, larger than caches)')
-    given.add_argument(
-        '--repeats', type=int, default=15, metavar='N',
-        help='measurements of each case; the table shows their median '
-             '(default: %(default)s)')
     options = given.parse_args()
     if hasattr(os, 'sched_setaffinity'):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     print(describe())
     todo = cases(options.elements)
     seconds = {name: [] for name in todo}
-    for repeat in range(options.repeats + 1):       # one to warm up
+    for repeat in range(REPEATS + 1):       # one to warm up
         for name, (run, *_) in todo.items():
             start = time.perf_counter()
             run()
             seconds[name] += [time.perf_counter() - start] * (repeat > 0)
     median = {name: statistics.median(its) for name, its in seconds.items()}
-    print(f'{options.elements:,} elements, medians of {options.repeats}\n'
+    print(f'{options.elements:,} elements, medians of {REPEATS}\n'
           f'{"":20}{"ms":>8}{"min - max":>18}{"GB/s":>8}{"x copy":>8}'
           f'{"x ml_dtypes":>13}')
     for name, (_, width, rival) in todo.items():

@@ -38,6 +38,8 @@ BASE_LR, COEFFICIENT, WEIGHT_DECAY = 0.2, 0.02, 1e-4
 METHODS = ('linear scaling', '+ warm-up', '+ LARS', '+ grouped BN')
 #: Images for training, and those that batch normalisation should see at once.
 SAMPLES, NORMALISED = 1200, 64
+#: Of every training, and of its warm-up; and ranks at most.
+EPOCHS, WARMUP, RANKS = 20, 4, 20
 
 
 # --- ranks -------------------------------------------------------------------
@@ -87,7 +89,7 @@ def train(comm, seed, method, job):
     optimizer = chainermn.create_multi_node_optimizer(
         chainer_fp8pipe.large_batch(
             chainer.optimizers.MomentumSGD(), batch, BASE_LR,
-            job['base_batch'], job['warmup'] * (method > 0), job['epochs'],
+            job['base_batch'], WARMUP * (method > 0), EPOCHS,
             lars=method > 1, weight_decay=WEIGHT_DECAY, samples=SAMPLES,
             lars_coefficient=COEFFICIENT if method > 1 else None),
         communicator).setup(model)
@@ -95,7 +97,7 @@ def train(comm, seed, method, job):
     model.cleargrads()
     optimizer.update()
     random = numpy.random.RandomState(seed + 1000)
-    waiting, updates = numpy.zeros(0, int), job['epochs'] * SAMPLES // batch
+    waiting, updates = numpy.zeros(0, int), EPOCHS * SAMPLES // batch
     with numpy.errstate(all='ignore'):      # what diverges is a result, too
         for _ in range(updates):
             while len(waiting) < batch:
@@ -137,18 +139,8 @@ def accuracy(model, images, labels, learn, test):
 
 def parse():
     given = parser(__doc__)
-    given.add_argument('--batches', type=int, nargs='+', metavar='N',
-                       default=[32, 64, 128, 256, 512, SAMPLES],
-                       help='of all ranks together (default: 32 to 512, and '
-                       'the whole training set of the digits)')
-    given.add_argument('--epochs', type=int, default=20,
-                       help='of every training (default: 20)')
-    given.add_argument('--warmup', type=float, default=4,
-                       help='epochs, where there is one (default: 4)')
     given.add_argument('--seeds', type=int, default=5,
                        help='how many seeds (default: 5)')
-    given.add_argument('--ranks', type=int, default=20,
-                       help='MPI ranks, at most (default: 20)')
     return given.parse_args()
 
 
@@ -168,11 +160,10 @@ def layout(batch, most):
 def main():
     options = parse()
     print(describe(), flush=True)
-    batches, rows, groups = sorted(options.batches), [], []
+    batches, rows, groups = [32, 64, 128, 256, 512, SAMPLES], [], []
     for batch in batches:
-        ranks, group = layout(batch, options.ranks)
+        ranks, group = layout(batch, RANKS)
         job = {'batch': batch, 'seeds': options.seeds, 'group': group,
-               'epochs': options.epochs, 'warmup': options.warmup,
                'base_batch': batches[0]}
         for methods, size in (METHODS[:3], 1), (METHODS[3:], ranks):
             rows += ranks_of('large_batch.py', {**job, 'methods': methods},

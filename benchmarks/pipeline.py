@@ -34,6 +34,7 @@ from environment import (
 from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
+DEPTH, BATCH = 8, 480      # layers before the last one, and samples
 SCHEDULES = (('gpipe', 1), ('1f1b', 1), ('zero_bubble', 1),
              ('zero_bubble', 2))        # with so many chunks per rank
 
@@ -48,10 +49,6 @@ def parse():
     given.add_argument('--micro-batches', type=int, nargs='+',
                        default=[1, 2, 4, 8, 16],
                        help='per batch (default: 1 2 4 8 16)')
-    given.add_argument('--depth', type=int, default=8,
-                       help='layers before the last one (default: 8)')
-    given.add_argument('--batch', type=int, default=480,
-                       help='samples (default: 480)')
     given.add_argument('--rounds', type=int, default=7,
                        help='steps of each that are timed (default: 7)')
     return given.parse_args()
@@ -60,22 +57,17 @@ def parse():
 def main():
     options = parse()
     print(describe())
-    print(f'{options.depth} layers and one of 10, batch {options.batch}, '
+    print(f'{DEPTH} layers and one of 10, batch {BATCH}, '
           f'SGD, medians of {options.rounds} steps; one BLAS thread per rank')
     rows = []
     for stages in options.stages:
-        rows += measure(stages, options)
+        rows += ranks_of('pipeline.py', {
+            name: getattr(options, name) for name in (
+                'widths', 'micro_batches', 'rounds', 'without_torch')},
+            stages, env=ONE_THREAD)
         report([row for row in rows if row['stages'] == stages])
     if options.json:
         write_json(options.json, {'rows': rows})
-
-
-def measure(stages, options):
-    """Starts the ranks; returns a row per width and number of parts."""
-    return ranks_of('pipeline.py', {
-        name: getattr(options, name) for name in (
-            'widths', 'micro_batches', 'depth', 'batch', 'rounds',
-            'without_torch')}, stages, env=ONE_THREAD)
 
 
 def report(rows):
@@ -154,13 +146,13 @@ def rank(comm, job):
 
 def at_width(width, job, torch):
     """All rows of one width; what is compared takes turns."""
-    batch = np.random.RandomState(0).rand(job['batch'], width).astype('f')
+    batch = np.random.RandomState(0).rand(BATCH, width).astype('f')
     labels = np.random.RandomState(1).randint(
-        0, 10, job['batch']).astype('i')
-    steps = {('serial', '', 0): serial(width, job['depth'], batch, labels)}
-    models = {chunks: staged(width, job['depth'], chunks)
+        0, 10, BATCH).astype('i')
+    steps = {('serial', '', 0): serial(width, DEPTH, batch, labels)}
+    models = {chunks: staged(width, DEPTH, chunks)
               for chunks in {chunks for _, chunks in SCHEDULES}
-              if chunks * comm.size <= job['depth']}
+              if chunks * comm.size <= DEPTH}
     for parts in job['micro_batches']:
         for name, chunks in SCHEDULES:
             if chunks in models:
@@ -176,7 +168,7 @@ def at_width(width, job, torch):
     for parts in job['micro_batches']:
         row = {'stages': comm.size, 'width': width, 'micro_batches': parts,
                'serial': times['serial', '', 0], 'link': link,
-               'bytes': 4 * width * job['batch'] / parts}
+               'bytes': 4 * width * BATCH / parts}
         for kind in ('ours', 'torch'):
             found = {name: value for (other, name, number), value
                      in times.items() if (other, number) == (kind, parts)}
@@ -258,7 +250,7 @@ def torch_steps(torch, width, job, batch, labels):
     """A step per schedule and number of parts that PyTorch takes."""
     from torch.distributed import pipelining
     layers = []
-    for _ in range(even(job['depth'], comm.size)[comm.rank] // 2):
+    for _ in range(even(DEPTH, comm.size)[comm.rank] // 2):
         layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
     if comm.rank == comm.size - 1:
         layers.append(torch.nn.Linear(width, 10))

@@ -27,7 +27,7 @@ from chainer.training.updaters import StandardUpdater
 from environment import describe, parser, ranks_of, start, write_json
 
 WAYS = 'Snapshot', 'waiting'
-WIDTH, LAYERS, BATCH = 1024, 24, 64
+WIDTH, LAYERS, BATCH, SNAPSHOTS = 1024, 24, 64, 3
 FIRST, APART = 6, 24        # updates before the first snapshot, and between
 
 
@@ -41,7 +41,7 @@ def rank(comm, job: dict) -> dict:
     communicator = create_communicator('fp8', comm, warmup=1)
     numpy.random.seed(0)
     model = L.Classifier(chainer.Sequential(*[
-        step for _ in range(job['layers'])
+        step for _ in range(LAYERS)
         for step in (L.Linear(WIDTH, WIDTH), F.relu)]))
     random = numpy.random.RandomState(comm.rank)
     data = chainer.datasets.TupleDataset(
@@ -51,7 +51,7 @@ def rank(comm, job: dict) -> dict:
         chainer.iterators.SerialIterator(data, BATCH),
         chainermn.create_multi_node_optimizer(
             chainer.optimizers.Adam(), communicator).setup(model)),
-        (FIRST + job['snapshots'] * APART - 1, 'iteration'), job['out'])
+        (FIRST + SNAPSHOTS * APART - 1, 'iteration'), job['out'])
     if job['way'] == 'Snapshot':
         trainer.extend(Snapshot(communicator, retain=1), trigger=is_due)
     else:       # a new one is written before its call returns
@@ -76,22 +76,15 @@ def rank(comm, job: dict) -> dict:
 
 def main() -> None:
     given = parser(__doc__)
-    given.add_argument('--ranks', type=int, nargs='*', default=[2, 4])
-    given.add_argument('--ways', nargs='*', choices=WAYS, default=WAYS)
-    given.add_argument('--layers', type=int, default=LAYERS, metavar='N',
-                       help='of 1 M parameters (default: %(default)s)')
-    given.add_argument('--snapshots', type=int, default=3, metavar='N',
-                       help='how many are written, one after another')
     options = given.parse_args()
     print(describe())
     print('ranks  way         update [s]  first [s]  still [s]', flush=True)
     data = []
-    for ranks in options.ranks:
-        for way in options.ways:
+    for ranks in (2, 4):
+        for way in WAYS:
             with tempfile.TemporaryDirectory() as folder:
                 found = ranks_of('snapshots.py', {
-                    'way': way, 'out': folder, 'layers': options.layers,
-                    'snapshots': options.snapshots}, ranks)
+                    'way': way, 'out': folder}, ranks)
             data.append({'ranks': ranks, 'way': way, **found})
             print(f'{ranks:5}  {way:10}{found["update"]:12.2f}'
                   f'{found["first"]:11.2f}{found["still"]:11.2f}', flush=True)

@@ -160,14 +160,6 @@ def tokens(*shape):
         0, 11, shape).astype(numpy.int32)
 
 
-def test_the_loss_is_the_mean_cross_entropy():
-    model, x, t = decoder(), tokens(3, 6), tokens(4, 6)[1:]
-    chances = F.softmax(model.logits(x), axis=2).array
-    expected = -numpy.log(numpy.take_along_axis(
-        chances, t[..., None], 2)).mean()
-    assert model(x, t).array == pytest.approx(expected, rel=1e-5)
-
-
 def test_later_tokens_change_nothing_before_them():
     model, x = decoder(), tokens(2, 6)
     before = model.logits(x).array
@@ -177,23 +169,3 @@ def test_later_tokens_change_nothing_before_them():
         changed = abs(model.logits(other).array - before).max(axis=(0, 2))
         assert not changed[:place].any()
         assert (changed[place:] > 0).all()
-
-
-# --- data --------------------------------------------------------------------
-
-def test_texts_are_followed_by_their_next_characters():
-    train, test = common.texts(5000, 32)
-    assert (len(train), len(test)) == (140, 15)     # 4500 and 500 bytes
-    whole = numpy.concatenate([piece for piece, _ in train])
-    following = numpy.concatenate([piece for _, piece in train])
-    assert (whole[1:] == following[:-1]).all()
-    assert b'import' in whole.astype(numpy.uint8).tobytes()
-
-
-def test_digits_have_a_third_for_the_test():
-    train, test = common.digits()
-    images, labels = concat_examples(train[:])
-    assert (len(train), len(test)) == (1198, 599)
-    assert (images.shape[1:], images.dtype) == ((1, 8, 8), numpy.float32)
-    assert 0.9 < images.max() <= 1
-    assert set(labels.tolist()) == set(range(10))
