@@ -31,7 +31,7 @@ import numpy
 from chainer.initializers import constant, generate_array, normal, uniform
 
 from ..intercept.function_calls import (
-    Creation,
+    Interceptor,
     creating,
     current,
     suspended,
@@ -141,7 +141,7 @@ class Drawing(chainer.Initializer):
             array[...] = chainer.backend.get_array_module(array).asarray(host)
 
 
-class Deferral(Creation):
+class Deferral(Interceptor):
     """Notes how the values of large parameters are to be made."""
 
     def __init__(self, everything: bool = False) -> None:

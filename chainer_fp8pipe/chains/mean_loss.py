@@ -85,8 +85,6 @@ def _joined(parts: Sequence[Any]) -> Any:
 class _Labels(Interceptor):
     """Counts labels of losses: those in the mean, and those left out."""
 
-    sees_links = False
-
     def __init__(self) -> None:
         self.found: list[tuple[int, int]] = []
 

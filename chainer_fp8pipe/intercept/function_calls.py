@@ -3,23 +3,14 @@
 # and `_INIT` list of Chainer 7.8.1 is replaced (see `Patch`).  Every function
 # goes through `FunctionNode.apply`, and every link that has no `__call__` of
 # its own (for those see `hold_calls`) through `Link.__call__`.  The
-# replacements act in the thread of the block only.
-#
-# Another package's patch that was there before is the original that
-# interceptors are given, and is called for every parameter that is made, and
-# for those that nobody else initializes.  A patch that comes later is called
-# first and stays; the interceptor sees the calls that it passes on.
+# replacements act in the thread of the block only.  Another package's patch
+# that was there before is the original that interceptors are given; one that
+# comes later is called first.
 #
 # `call_unchecked` calls functions as Chainer does, without the checks of each
-# call, which take some 40 us where a small product takes 100; here a call
-# takes some 10 us.  A pipeline makes the same calls for every micro-batch.
-# Results have the same bits, but for products of few samples, which may be
-# rounded otherwise.  Chainer's own `apply` is called for function hooks, debug
-# mode, static graphs, layouts, arrays that are not NumPy's, and classes with
-# an `apply` of their own.
-#
-# To install and remove the patches costs some 40 us, and after several hundred
-# times Python 3.13 gets slower (see `Patch`); `hold` saves both.
+# call: some 10 us in place of 40, where a small product takes 100 and a
+# pipeline makes the same calls for every micro-batch.  Results have the same
+# bits.
 from __future__ import annotations
 
 import contextlib
@@ -31,41 +22,12 @@ from typing import Any
 
 import chainer
 import numpy
-from chainer.backends import intel64
 from chainer.functions.array import as_strided
-from chainer.functions.connection.linear import LinearFunction
 from chainer.variable import VariableNode
 
 from .patching import Current, Patch
 
-#: Interception puts up to so many frames in place of each one between a model
-#: and a nested link's ``forward``; Python limits their number.
-_FRAMES = 4
 _config: Any = chainer.config
-# What `chainer.config` looks into, too slowly for every call: the settings of
-# this thread, and those of all threads.
-_own, _all = _config._local, _config._global
-_new = chainer.Variable.__new__
-_new_node = VariableNode.__new__
-#: So many times as many inputs and outputs as samples make x^T the narrow
-#: factor of a product.
-_NARROW = 8
-
-
-class Creation:
-    """Is told when parameters are made and get their shape.
-
-    This one has Chainer draw the values, as usual.
-    """
-
-    def created(self, parameter: chainer.Parameter, shape: Any) -> None:
-        """A parameter was made; its shape is None if it is not known yet."""
-        if shape is not None:
-            parameter.initialize(shape)
-
-    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        """A parameter gets its shape; False: Chainer is to draw values."""
-        return False
 
 
 class Interceptor:
@@ -74,9 +36,6 @@ class Interceptor:
     This one makes every call as Chainer does.  The calls that a method makes
     itself are intercepted, too, unless in a block of :func:`suspended`.
     """
-
-    #: Whether :meth:`call_link` is called.
-    sees_links = True
 
     def apply(self, node: chainer.FunctionNode, inputs: Any,
               original: Callable[..., Any]) -> Any:
@@ -107,8 +66,16 @@ class Interceptor:
         """
         return original()
 
+    def created(self, parameter: chainer.Parameter, shape: Any) -> None:
+        """A parameter was made; its shape is None if it is not known yet.
+
+        Told in blocks of :func:`creating` only.
+        """
+        if shape is not None:
+            parameter.initialize(shape)
+
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        """See :meth:`Creation.initialize`; nobody else is asked then."""
+        """A parameter gets its shape; False: Chainer is to draw values."""
         return False
 
     def before_backward(self, outputs: Any) -> None:
@@ -133,11 +100,7 @@ def intercepting(interceptor: Interceptor) -> Iterator[None]:
 
     In nested blocks, the interceptor of the innermost one sees the calls.
     """
-    limit = sys.getrecursionlimit()
     with contextlib.ExitStack() as stack:
-        if _interceptor.now is None:
-            stack.callback(sys.setrecursionlimit, limit)
-            sys.setrecursionlimit(limit * _FRAMES)
         for patch in _CALLS:
             stack.enter_context(patch)
         stack.enter_context(_interceptor.set_to(interceptor))
@@ -145,10 +108,7 @@ def intercepting(interceptor: Interceptor) -> Iterator[None]:
 
 
 def suspended() -> contextlib.AbstractContextManager[None]:
-    """Has no interceptor see this thread's calls in a block.
-
-    A block of :func:`intercepting` inside it sees calls again.
-    """
+    """Has no interceptor see this thread's calls in a block."""
     return _interceptor.set_to(None)
 
 
@@ -164,25 +124,27 @@ def current() -> Any:
 
 
 @contextlib.contextmanager
-def creating(creation: Creation) -> Iterator[None]:
-    """Has an object told of this thread's new parameters in a block."""
-    with _creation.set_to(creation), _INIT, _INITIALIZE:
+def creating(interceptor: Interceptor) -> Iterator[None]:
+    """Has an interceptor told of this thread's new parameters in a block.
+
+    In a block of :func:`intercepting` inside it, that one is asked.
+    """
+    with _creation.set_to(interceptor), _INIT, _INITIALIZE:
         yield
 
 
 def hold(owner: Any) -> None:
-    """Keeps the patches installed as long as an object lives."""
+    """Keeps the patches installed as long as an object lives.
+
+    To install and remove them takes some 40 us.
+    """
     for patch in (*_CALLS, _INIT, _MEMORY):
         patch.hold(owner)
 
 
 def hold_calls(kinds: Iterable[type], owner: Any) -> None:
-    """Has links' own ``__call__`` intercepted as long as an object lives.
-
-    As links of these classes were written before Chainer 5.
-    """
-    for kind in dict.fromkeys(
-            base for one in kinds for base in one.__mro__):
+    """Has links' own ``__call__``, as before Chainer 5, intercepted, too."""
+    for kind in {base for one in kinds for base in one.__mro__}:
         if issubclass(kind, chainer.Link) and kind is not chainer.Link and (
                 callable(vars(kind).get('__call__'))):
             _own_call(kind).hold(owner)
@@ -196,105 +158,78 @@ def _own_call(kind: Any) -> Patch:
 # --- calls without checks ----------------------------------------------------
 
 def call_unchecked(node: chainer.FunctionNode, inputs: Any,
-          original: Callable[..., Any]) -> tuple[chainer.Variable, ...]:
-    """See :meth:`.Interceptor.apply`; ``original`` makes other calls."""
-    arrays, variables, requires_grad = [], [], False
+                   original: Callable[..., Any]
+                   ) -> tuple[chainer.Variable, ...]:
+    """See :meth:`.Interceptor.apply`; ``original`` makes other calls.
+
+    Those that somebody watches, of layouts, or of arrays not NumPy's.
+    """
+    arrays, requires_grad = [], False
     for x in inputs:
-        array = x
         if isinstance(x, chainer.Variable):
-            array = x._data[0]
-            requires_grad = requires_grad or x._requires_grad
             if x._layout is not None:
                 return original(node, inputs)
-        if type(array) is not numpy.ndarray:
+            requires_grad = requires_grad or x._requires_grad
+            x = x._data[0]
+        if type(x) is not numpy.ndarray:
             return original(node, inputs)
-        arrays.append(array)
-        variables.append(x)
+        arrays.append(x)
     if not arrays or is_watched(node):
         return original(node, inputs)
     node._input_layouts = (None,) * len(arrays)
     node._input_indexes_to_retain = node._output_indexes_to_retain = None
-    found = (_linear(node, arrays) if type(node) is LinearFunction
-             else node.forward(tuple(arrays)))
+    found = node.forward(tuple(arrays))
     if type(found) is not tuple:
         raise TypeError(f'forward of {node.label} must return a tuple, not '
                         f'{type(found).__name__}')
     node._output_count = len(found)
-    layouts = node._output_layouts
-    if layouts is None:
-        layouts = node._output_layouts = (None,) * len(found)
+    node._output_layouts = node._output_layouts or (None,) * len(found)
     outputs = tuple([
         _variable(array, requires_grad)
         if layout is None and type(array) is numpy.ndarray
         else chainer.Variable(array, requires_grad=requires_grad,
                               layout=layout)
-        for array, layout in zip(found, layouts, strict=True)])
-    if _own.__dict__.get('enable_backprop', _all.enable_backprop):
-        _join_graph(node, variables, outputs, found)
+        for array, layout in zip(found, node._output_layouts, strict=True)])
+    if _setting('enable_backprop'):
+        _join_graph(node, list(inputs), outputs, found)
     return outputs
 
 
 def check_types(node: chainer.FunctionNode, inputs: Any) -> None:
-    """Has Chainer check the types that :func:`call_unchecked` does not check.
-
-    Raises:
-        InvalidType: They are wrong, though NumPy may take them.
-    """
-    layouts = [getattr(x, '_layout', None) for x in inputs]
-    if _config.type_check and layouts.count(None) == len(layouts):
-        node._input_layouts = tuple(layouts)
+    """Has Chainer raise InvalidType, which :func:`call_unchecked` does not."""
+    if _config.type_check and all(
+            getattr(x, '_layout', None) is None for x in inputs):
+        node._input_layouts = (None,) * len(inputs)
         node._check_data_type_forward(tuple([
             x.array if isinstance(x, chainer.Variable) else x
             for x in inputs]))
 
 
-def _linear(node: LinearFunction, arrays: list[numpy.ndarray]) -> tuple:
-    """The output of a linear function, as a product that BLAS likes better.
-
-    Chainer computes x W^T as it stands.  For few samples OpenBLAS takes 0.5
-    to 1.06 times as long for (W x^T)^T, with which adding the bias restores
-    C's order; for many samples or few outputs up to 1.6 times as long.
-    """
-    x, weight = arrays[:2]
-    if (any(array.dtype != numpy.float32 for array in arrays)
-            or x.ndim != 2 or weight.ndim != 2
-            or len(x) * _NARROW > min(weight.shape)
-            or not weight.flags.c_contiguous or x.shape[1] != weight.shape[1]
-            or intel64.should_use_ideep('>=auto')):
-        return node.forward(tuple(arrays))
-    node._config_use_ideep = _config.use_ideep
-    node.retain_inputs((0, 1))
-    product = weight.dot(x.T).T
-    return (numpy.ascontiguousarray(product) if len(arrays) == 2
-            else numpy.add(product, arrays[2], order='C'),)
-
-
 def is_watched(node: chainer.FunctionNode) -> bool:
     """Whether hooks, debug mode or a static graph look at a call."""
-    own = _own.__dict__
     return bool(
         node._n_local_function_hooks
         or getattr(chainer._thread_local, 'function_hooks', None)
-        or own.get('debug', _all.debug)
-        or own.get('schedule_func', _all.schedule_func) is not None)
+        or _setting('debug') or _setting('schedule_func') is not None)
 
 
-class _Unchecked(Interceptor):
-    apply = staticmethod(call_unchecked)
-
-
-_UNCHECKED = _Unchecked()
+def _setting(name: str) -> Any:
+    """Chainer's, which takes some time to say it."""
+    own = _config._local.__dict__
+    return own[name] if name in own else getattr(_config._global, name)
 
 
 def unchecked() -> contextlib.AbstractContextManager[None]:
     """A block in which this thread's functions are called without checks."""
-    return intercepting(_UNCHECKED)
+    interceptor: Any = Interceptor()
+    interceptor.apply = call_unchecked
+    return intercepting(interceptor)
 
 
 def _variable(array: Any, requires_grad: bool) -> chainer.Variable:
     """``Variable(array, requires_grad=...)``, in a fifth of the time."""
-    variable = _new(chainer.Variable)
-    node = _new_node(VariableNode)
+    variable = chainer.Variable.__new__(chainer.Variable)
+    node = VariableNode.__new__(VariableNode)
     node._variable = weakref.ref(variable)
     node.name, node._layout = None, None
     node._requires_grad = requires_grad
@@ -307,7 +242,7 @@ def _variable(array: Any, requires_grad: bool) -> chainer.Variable:
 
 
 def _join_graph(node: chainer.FunctionNode, inputs: list[Any],
-          outputs: tuple[chainer.Variable, ...], arrays: tuple) -> None:
+                outputs: tuple[chainer.Variable, ...], arrays: tuple) -> None:
     """Makes the function a part of the graph."""
     for index, x in enumerate(inputs):
         if not isinstance(x, chainer.Variable):
@@ -328,8 +263,7 @@ def _join_graph(node: chainer.FunctionNode, inputs: list[Any],
             outputs[index].retain_data()
         node._retained_output_data = tuple([
             arrays[index] for index in node._output_indexes_to_retain])
-    node.lazy_grad_sum = _own.__dict__.get('lazy_grad_sum',
-                                           _all.lazy_grad_sum)
+    node.lazy_grad_sum = _setting('lazy_grad_sum')
 
 
 # --- the replacements --------------------------------------------------------
@@ -346,7 +280,7 @@ def _apply(original: Any) -> Any:
 def _call(original: Any) -> Any:
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         interceptor = _interceptor.now
-        if interceptor is None or not interceptor.sees_links:
+        if interceptor is None:
             return original(self, *args, **kwargs)
         return interceptor.call_link(self, args, kwargs, original)
     return call
@@ -374,20 +308,18 @@ _cross_entropy = _telling(
 def _init(original: Any) -> Any:
     def init(self: Any, initializer: Any = None, shape: Any = None,
              name: Any = None, *, layout: Any = None) -> None:
-        creation: Creation | None = _creation.now
-        if creation is None or isinstance(
+        if _creation.now is None or isinstance(
                 initializer, chainer.get_array_types()):
             original(self, initializer, shape, name, layout=layout)
             return
         original(self, initializer, None, name, layout=layout)
-        creation.created(self, shape)
+        _creation.now.created(self, shape)
     return init
 
 
 def _initialize(original: Any) -> Any:
     def initialize(self: Any, shape: Any) -> None:
-        asked = _creation.now if _interceptor.now is None else (
-            _interceptor.now)
+        asked = _interceptor.now or _creation.now
         if asked is None or not asked.initialize(self, shape):
             original(self, shape)
     return initialize
@@ -396,13 +328,8 @@ def _initialize(original: Any) -> Any:
 def _base(original: Any) -> Any:
     def base(array: Any) -> Any:
         found = original(array)
-        if found.dtype == array.dtype:
-            return found
-        # Chainer's buffer must be contiguous: axes as they lie in memory.
-        order = sorted(range(array.ndim),
-                       key=lambda axis: -abs(array.strides[axis]))
-        whole = array.transpose(order)
-        return whole if whole.flags.c_contiguous else found
+        return (found if found.dtype == array.dtype
+                else array.ravel('K'))      # as it lies in memory
     return base
 
 

@@ -56,79 +56,61 @@ class Patch:
         # The garbage collector may remove a user in the middle of this.
         self._lock = threading.RLock()
 
-    def install(self) -> None:
+    def __enter__(self) -> None:
         """Counts a user; the first one puts the replacement there."""
         with self._lock:
             self._users += 1
-            if self._users == 1:
-                self._put_on()
+            if self._users > 1:
+                return
+            self._before = vars(self._owner).get(self._name, _ABSENT)
+            self._original = getattr(self._owner, self._name)
+            made = self._replacement = self._make(self._original)
+            target = self._target = [made]
+            if callable(made):
+                self._replacement = functools.wraps(self._original)(
+                    made if self._direct else
+                    lambda *args, **kwargs: target[0](*args, **kwargs))
+            setattr(self._owner, self._name, self._replacement)
 
-    def remove(self) -> None:
-        """Counts a user less, if any; the last one puts the original back."""
+    def __exit__(self, *_: Any) -> None:
+        """Counts a user less; the last one puts the original back."""
         with self._lock:
-            if self._users == 1:
-                self._take_off()
-            self._users = max(self._users - 1, 0)
+            self._users -= 1
+            if self._users:
+                return
+            if vars(self._owner).get(self._name) is not self._replacement:
+                pass            # a later patch of others, which may call it
+            elif self._before is _ABSENT:
+                delattr(self._owner, self._name)
+            else:
+                setattr(self._owner, self._name, self._before)
+            self._target[0] = self._original
 
     def hold(self, owner: Any) -> weakref.finalize:
-        """Installs the patch for as long as an object lives.
-
-        Returns:
-            Ends that earlier, when it is called.
-        """
-        self.install()
-        end = weakref.finalize(owner, self.remove)
+        """Has a user until an object is collected, or the result called."""
+        self.__enter__()
+        end = weakref.finalize(owner, self.__exit__)
         end.atexit = False
         return end
 
-    def __enter__(self) -> None:
-        self.install()
 
-    def __exit__(self, *_: Any) -> None:
-        self.remove()
-
-    def _put_on(self) -> None:
-        self._before = vars(self._owner).get(self._name, _ABSENT)
-        self._original = getattr(self._owner, self._name)
-        made = self._replacement = self._make(self._original)
-        target = self._target = [made]
-        if callable(made):
-            self._replacement = functools.wraps(self._original)(
-                made if self._direct else
-                lambda *args, **kwargs: target[0](*args, **kwargs))
-        setattr(self._owner, self._name, self._replacement)
-
-    def _take_off(self) -> None:
-        if vars(self._owner).get(self._name) is not self._replacement:
-            pass                # a later patch of others, which may call it
-        elif self._before is _ABSENT:
-            delattr(self._owner, self._name)
-        else:
-            setattr(self._owner, self._name, self._before)
-        self._target[0] = self._original
-
-
-class AroundCalls:
-    """Makes calls of some objects' methods in ``with`` blocks.
+class AroundCalls(contextlib.ExitStack):
+    """Makes calls of some objects' methods in ``with`` blocks, until closed.
 
     Methods are replaced in the object's class, where they pass calls of other
     objects on; an attribute of the object itself would go into its copies.
     """
 
-    def __init__(self) -> None:
-        self._patches: list[Patch] = []
-
     def add(self, wanted: Any, name: str,
-            around: Callable[[], contextlib.AbstractContextManager]) -> bool:
+            around: Callable[[], contextlib.AbstractContextManager]) -> None:
         """Makes each call of a method in a block.
+
+        Classes in C are left, as they cannot be changed.
 
         Args:
             wanted: The object, or a class for all of its instances.
             name: Of the method.
             around: Makes the block.
-
-        Returns:
-            Whether that is possible; classes in C cannot be changed.
         """
         owner = wanted if isinstance(wanted, type) else type(wanted)
 
@@ -139,15 +121,5 @@ class AroundCalls:
                 with around():
                     return original(self, *args, **kwargs)
             return call
-        try:
-            patch = Patch(owner, name, make)
-            patch.install()
-        except (AttributeError, TypeError):
-            return False
-        self._patches.append(patch)
-        return True
-
-    def remove(self) -> None:
-        """Ends all that :meth:`add` has begun."""
-        while self._patches:
-            self._patches.pop().remove()
+        with contextlib.suppress(AttributeError, TypeError):
+            self.enter_context(Patch(owner, name, make))

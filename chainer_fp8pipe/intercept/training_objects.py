@@ -1,16 +1,15 @@
 """Has another object make what a training script makes."""
-# In a block of `substituting`, what `_METHODS` and `_FILES` list of Chainer
-# 7.8.1 is replaced in all threads (see `Patch`), where the substitute has a
-# method for it.  Methods are replaced and not classes, which a script may have
-# imported or derived from.  A function of files that calls another one of
-# them, as `save_npz` calls itself, calls Chainer's.  Another package's patch
-# that was there before is the original; one made in the block is called first,
-# and stays.
+# In a block of `substituting`, what `_REPLACED` lists of Chainer 7.8.1 is
+# replaced in all threads (see `Patch`), where the substitute has a method for
+# it.  Methods are replaced and not classes, which a script may have imported
+# or derived from.  A function of files that calls another one of them, as
+# `save_npz` calls itself, calls Chainer's.  Another package's patch that was
+# there before is the original; one made in the block is called first, and
+# stays.
 from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,6 +27,8 @@ from chainer.training.updaters import (
 from .patching import Current, Patch
 
 _own_work = Current()
+#: Packages whose objects and lines are not a script's own.
+LIBRARIES = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe'))
 
 
 def own_work() -> Any:
@@ -39,10 +40,6 @@ def own_work() -> Any:
     return _own_work.set_to(True)
 
 
-#: Packages whose objects and lines are not a script's own.
-LIBRARIES = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe'))
-
-
 class Originals:
     """Makes what a script would have made: here as Chainer does.
 
@@ -50,7 +47,13 @@ class Originals:
     gets Chainer's own function and the arguments of the call.  Of two blocks
     of :func:`substituting`, the inner one's is called first, and the outer
     one's is its original.
+
+    Attributes:
+        create: In place of ``chainermn.create_communicator``, whatever was
+            there before; None: the script has that.
     """
+
+    create: Callable[..., Any] | None = None
 
     def _original(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
@@ -63,7 +66,7 @@ class Originals:
 
 
 #: What is replaced, by the substitute's method.
-_METHODS = (
+_REPLACED = (
     # chainer/training/updaters: standard_updater.py, line 80, and
     # multiprocess_parallel_updater.py, 121
     (StandardUpdater, '__init__', 'make_updater'),
@@ -77,55 +80,37 @@ _METHODS = (
     (npz, 'serialize', 'serialize'),    # chainer/serializers/npz.py, 70
     # chainermn/datasets/scatter.py, 11
     (chainermn, 'scatter_dataset', 'scatter'),
-    (chainermn.datasets, 'scatter_dataset', 'scatter'))
-#: chainer/serializers: save_npz (npz.py, line 84), load_npz (213), save_hdf5
-#: (hdf5.py, 68) and load_hdf5 (172), under both names that they have
-_FILES = tuple((owner, f'{verb}_{kind}', verb) for verb in ('save', 'load')
-               for kind, home in (('npz', npz), ('hdf5', hdf5))
-               for owner in (chainer.serializers, home))
+    (chainermn.datasets, 'scatter_dataset', 'scatter'),
+    # chainer/serializers: save_npz (npz.py, line 84), load_npz (213),
+    # save_hdf5 (hdf5.py, 68) and load_hdf5 (172), under both names
+    *((owner, f'{verb}_{kind}', verb) for verb in ('save', 'load')
+      for kind, home in (('npz', npz), ('hdf5', hdf5))
+      for owner in (chainer.serializers, home)))
 
 
 @contextlib.contextmanager
 def substituting(substitute: Originals) -> Iterator[None]:
     """A block in which a substitute makes what scripts make."""
-    inside = threading.local()      # a function of files
-
     def of_the_script(name: str, original: Callable) -> Callable:
-        act, is_file = getattr(substitute, name), name in ('save', 'load')
+        act = getattr(substitute, name)
+        block: Any = (own_work if name in ('save', 'load')
+                      else contextlib.nullcontext)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if _own_work.now or is_file and getattr(inside, 'now', False):
+            if _own_work.now:
                 return original(*args, **kwargs)
-            if not is_file:
+            with block():
                 return act(original, *args, **kwargs)
-            inside.now = True
-            try:
-                return act(original, *args, **kwargs)
-            finally:
-                inside.now = False
         return call
 
     with contextlib.ExitStack() as stack:
-        for owner, name, act in *_METHODS, *_FILES:
+        for owner, name, act in _REPLACED:
             if getattr(type(substitute), act, None) is not Originals._original:
                 stack.enter_context(Patch(owner, name, functools.partial(
                     of_the_script, act)))
-        yield
-
-
-@contextlib.contextmanager
-def creating_communicators(create: Callable[..., Any]) -> Iterator[None]:
-    """A block in which scripts create communicators with this function.
-
-    In place of ``chainermn.create_communicator``
-    (chainermn/communicators/__init__.py, line 8) under both names.  Another
-    package's is not called.
-
-    Args:
-        create: Takes ChainerMN's arguments.
-    """
-    with contextlib.ExitStack() as stack:
-        for owner in chainermn, chainermn.communicators:
-            stack.enter_context(
-                Patch(owner, 'create_communicator', lambda original: create))
+        # chainermn/communicators/__init__.py, line 8, under both names
+        for owner in (chainermn, chainermn.communicators) if (
+                substitute.create) else ():
+            stack.enter_context(Patch(owner, 'create_communicator',
+                                      lambda original: substitute.create))
         yield

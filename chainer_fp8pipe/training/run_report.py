@@ -284,7 +284,7 @@ class _UpdateTimes:
 
     def end(self) -> None:
         """Notes nothing any more."""
-        self._calls.remove()
+        self._calls.close()
         self._stream.keep_no_more(self._kept)
 
     def take(self) -> list[Part]:

@@ -49,17 +49,16 @@ def test_the_replacement_stands_while_there_are_users():
     original = vars(owner)['method']
     patch = Patch(owner, 'method', tenfold)
     assert owner.method is original
-    patch.install()
-    patch.install()
+    patch.__enter__()
+    patch.__enter__()
     assert child().method(2, more=1) == ['ours', 'original', 20, 'more']
     assert owner.method.__name__ == 'method'
     assert owner.method.__doc__ == 'What the method does.'
-    patch.remove()
+    patch.__exit__()
     assert child().method(2) == ['ours', 'original', 20]
-    for _ in range(2):          # the second time without a user
-        patch.remove()
-        assert vars(owner)['method'] is original
-        assert child().method(2) == ['original', 2]
+    patch.__exit__()
+    assert vars(owner)['method'] is original
+    assert child().method(2) == ['original', 2]
     with pytest.raises(KeyError), patch:
         raise KeyError
     assert owner.method is original
@@ -112,8 +111,8 @@ def test_a_foreign_patch_is_called_and_stays(before):
 def test_a_call_that_has_begun_ends_as_it_began():
     owner, _ = fresh()
     patch = Patch(owner, 'method', lambda original: lambda self: (
-        patch.remove(), original(self)))
-    patch.install()
+        patch.__exit__(), original(self)))
+    patch.__enter__()
     assert owner().method() == (None, ['original', 0])
     assert owner().method() == ['original', 0]
 
@@ -126,8 +125,7 @@ def replaced():
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, Patch):
                     yield module, one._owner, one._name
-    for owner, name, _ in (*training_objects._METHODS,
-                           *training_objects._FILES):
+    for owner, name, _ in training_objects._REPLACED:
         yield training_objects, owner, name
     for owner in chainermn, chainermn.communicators:
         yield training_objects, owner, 'create_communicator'
@@ -219,13 +217,13 @@ def around(seen):
 @pytest.mark.parametrize('kind', [Iterator, Inheriting])
 def test_calls_of_the_object_alone_are_in_the_block(kind, seen, around):
     calls, one, before = AroundCalls(), kind(), kind.next
-    assert calls.add(one, 'next', around)
+    calls.add(one, 'next', around)
     assert one.next(4) == 5
     assert kind().next(1) == copy.copy(one).next(1) == 2
     with pytest.raises(TypeError):
         one.next('text')
     assert seen == ['begin', 'end'] * 2
-    calls.remove()
+    calls.close()
     assert kind.next is before
     assert ('next' in vars(kind)) == (kind is Iterator)
     assert one.next(4) == 5
@@ -235,4 +233,5 @@ def test_calls_of_the_object_alone_are_in_the_block(kind, seen, around):
 @pytest.mark.parametrize(('owner', 'name'), [
     (iter([]), '__next__'), (Iterator(), 'absent'), (None, 'next')])
 def test_what_cannot_be_changed_is_left(owner, name, around):
-    assert not AroundCalls().add(owner, name, around)
+    with AroundCalls() as calls:
+        calls.add(owner, name, around)

@@ -6,7 +6,6 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 import pytest
-from chainer.functions.connection.linear import LinearFunction
 
 DRAW = numpy.random.RandomState(0)
 X = DRAW.randn(4, 6).astype('f')
@@ -67,35 +66,6 @@ def test_losses_and_gradients_have_the_same_bits(name):
         found = gradients(name)
     for one, other in zip(found, expected, strict=True):
         numpy.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize('nobias', [False, True])
-@pytest.mark.parametrize(('samples', 'chainers'), [(3, 0), (4, 1)])
-def test_a_product_of_few_samples_is_computed_the_other_way_round(
-        nobias, samples, chainers, monkeypatch):
-    link = L.Linear(40, 24, nobias)
-    x = chainer.Variable(DRAW.randn(samples, 40).astype('f'))
-    expected = x.array.astype('d').dot(link.W.array.astype('d').T)
-    if not nobias:
-        link.b.array[...] = numpy.arange(24)
-        expected += numpy.arange(24)
-    original, seen = LinearFunction.forward, []
-
-    def forward(node, inputs):
-        seen.append(node)
-        return original(node, inputs)
-    monkeypatch.setattr(LinearFunction, 'forward', forward)
-    with unchecked():
-        y = link(x)
-    assert len(seen) == chainers
-    assert y.array.flags.c_contiguous
-    numpy.testing.assert_allclose(y.array, expected, 1e-5, 1e-5)
-    link.cleargrads()
-    y.grad = gradient = DRAW.randn(samples, 24).astype('f')
-    y.backward()
-    for found, expected in ((link.W.grad, gradient.T.dot(x.array)),
-                            (x.grad, gradient.dot(link.W.array))):
-        numpy.testing.assert_allclose(found, expected, 1e-5, 1e-5)
 
 
 def test_a_second_derivative_is_that_of_chainer():

@@ -81,7 +81,7 @@ class PipelineTimeline(extension.Extension):
 
     def finalize(self) -> None:
         """Records nothing any more."""
-        self._calls.remove()
+        self._calls.close()
         if self._updater.iteration < self._iteration and not (
                 self._updater.grid.comm.rank):
             warnings.warn(
