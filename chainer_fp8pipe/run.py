@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import tempfile
@@ -19,18 +20,17 @@ from .communicators.options import (
     parse_option,
 )
 from .compat.numpy_for_cupy import stand_in
-from .mpi.agreement import of_first_rank
+from .mpi.agreement import of_first_rank, raise_together
 from .pipeline.schedules import SCHEDULES
 from .planner.job_plan import JobPlan
 from .report.launch_protocol import is_launched
 from .report.quantities import counted, parse_bytes
-from .training.unmodified.averaging import RankAware
 from .training.unmodified.job import Options, PipelineJob
 from .training.unmodified.launch import (
+    RankAware,
     Refusal,
     add_script,
     launch,
-    refuse_together,
     refusing,
 )
 
@@ -107,7 +107,8 @@ def add_run(commands: Any) -> None:
             f'--{name.replace("_", "-")}',
             metavar=choices or type(field.default).__name__.upper(),
             help=metadata['help'].replace('%', '%%') + f' ({_defaults(name)})')
-    add_script(run, _jobs, _run)
+    add_script(run, lambda options: functools.partial(
+        _run, options, _jobs(options)))
 
 
 def _defaults(option: str) -> str:
@@ -133,7 +134,7 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
                                  f'--{needed}')
     comm = MPI.COMM_WORLD
     job = (_as_given if options.plan is None else _as_planned)(comm, options)
-    refuse_together(comm, lambda: _check_writable(options), ValueError)
+    raise_together(comm, lambda: _check_writable(options), ValueError)
     if not (options.snapshots or options.report or is_launched()):
         return [job]
     from .training.unmodified.additions import Additions
@@ -151,7 +152,7 @@ def _check_writable(options: argparse.Namespace) -> None:
     for name in 'snapshots', 'report':
         directory = getattr(options, name)
         try:
-            if directory is not None and MPI.COMM_WORLD.rank == 0:
+            if directory is not None:
                 os.makedirs(directory, exist_ok=True)
                 tempfile.TemporaryFile(dir=directory).close()
         except OSError as error:

@@ -2,16 +2,20 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
+import functools
 import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import chainer
 import numpy
 from chainermn.optimizers import _DoubleBufferingOptimizer, _MultiNodeOptimizer
 from mpi4py import MPI
 
+from ..chains import nested
 from ..command_line import as_type, some_of
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
@@ -19,15 +23,17 @@ from ..intercept.training_objects import Originals
 from ..pipeline.whole_model import decisions
 from ..report.quantities import parse_seconds
 from ..training.unmodified.files import as_one_process
-from ..training.unmodified.job import first_batch, initialise
+from ..training.unmodified.job import first_batch
 from ..training.unmodified.launch import (
     Refusal,
     add_script,
+    check,
     launch,
+    loss_of,
     refuse_together,
     refusing,
+    the_only,
 )
-from ..training.unmodified.refusals import check, loss_of, the_only
 from .job_plan import Way
 from .plan import TRIED, USUAL_CODECS, plan
 from .trials import Data, Example, communicators_in
@@ -66,11 +72,11 @@ def add_plan(commands: Any) -> None:
     parser.add_argument(
         '--seconds', metavar='S', type=as_type(parse_seconds), default=16.0,
         help='time for trying ways, about (default: 16)')
-    add_script(parser, _job, lambda options, jobs: launch(
-        options.script, options.arguments, 'plan', *jobs))
+    add_script(parser, lambda options: functools.partial(
+        launch, options.script, options.arguments, 'plan', _job(options)))
 
 
-def _job(options: argparse.Namespace) -> list[Any]:
+def _job(options: argparse.Namespace) -> ScriptPlan:
     """What plans the script's job, if the plan can be written."""
     comm, file = MPI.COMM_WORLD, os.path.abspath(options.output or '.')
     place = file if os.path.exists(file) else os.path.dirname(file)
@@ -78,7 +84,7 @@ def _job(options: argparse.Namespace) -> list[Any]:
     if not comm.bcast(options.output is None or (
             os.access(place, os.W_OK) and not os.path.isdir(file))):
         raise ValueError(f'-o: {options.output} cannot be written')
-    return [ScriptPlan(comm, options)]
+    return ScriptPlan(comm, options)
 
 
 #: Communicators that need no GPU.
@@ -165,7 +171,10 @@ class ScriptPlan(Originals):
         share = example.of(max(1, samples // comm.size))
         model = optimizer.target
         if not all(one.is_initialized for one in model.params()):
-            initialise(model, share)
+            given, named = nested.arguments_of(share)
+            model = copy.deepcopy(model)    # forward may change it
+            with chainer.no_backprop_mode():
+                model(*given, **named)
         if not is_shared:
             self._say("the script is ChainerMN's, which keeps the whole "
                       'model on each rank: no pipeline is looked at')

@@ -34,7 +34,7 @@ from ..mpi.ranks import once
 from ..mpi.tracebacks import shown
 from ..mpi.waiting import wait_until
 from ..mpi.world import end_all_ranks, failed
-from ..training.unmodified.dividing import Divided
+from ..training.unmodified.job import Divided
 from ..training.updater import PipelineUpdater
 from .job_plan import Trial, Way
 

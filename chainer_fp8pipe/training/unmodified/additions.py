@@ -1,21 +1,19 @@
 """Adds snapshots and reports to an unmodified script's Trainers."""
-# A script may run several Trainers, and leave out, when it is started again,
-# those whose results are there.  So a Trainer is not known by its number in
-# this start but by its ``out`` and by its place in the script, which are in
-# ``DIR/trainers.json``.  Two that share both are refused: one would go on with
-# the weights of the other.  One that runs in an extension of another is a part
-# of that.
+# A script that is started again may leave out Trainers that have ended before.
+# So a Trainer is not known by its number in this start but by its ``out`` and
+# by its place in the script, which are in ``DIR/trainers.json``.  One that
+# runs in an extension of another is a part of that.
 from __future__ import annotations
 
-import inspect
 import json
 import linecache
 import os
 import sys
+import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
-import chainermn
 from chainer.training.extensions import _snapshot
 from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
@@ -28,10 +26,9 @@ from ...report.record import written_whole
 from ..run_report import RunReport
 from ..snapshots.file import find_snapshots, iteration_of
 from ..snapshots.snapshot import Snapshot, resume
-from .launch import Refusal
+from .launch import Refusal, refusing
 
 _RETAIN = 2
-_SCATTER = inspect.signature(chainermn.scatter_dataset)
 
 
 class Additions(Originals):
@@ -42,8 +39,8 @@ class Additions(Originals):
 
     Args:
         comm: All ranks.
-        snapshots: Their folder; those of a second Trainer are in its folder
-            ``2``, and so on; None: there are none.
+        snapshots: Their folder, with a folder ``2`` for a second Trainer,
+            and so on; None: there are none.
         every: The interval between snapshots.
         report: Likewise, of reports.
     """
@@ -68,11 +65,10 @@ class Additions(Originals):
 
         Of other shares an iterator's position would say nothing.
         """
-        given = _SCATTER.bind(*args, **kwargs)
-        if self._snapshots and given.arguments.get('seed') is None:
-            given.arguments['seed'] = self._scattered
+        if self._snapshots and len(args) < 5 and kwargs.get('seed') is None:
+            kwargs['seed'] = self._scattered
             self._scattered += 1
-        return original(*given.args, **given.kwargs)
+        return original(*args, **kwargs)
 
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
@@ -86,11 +82,11 @@ class Additions(Originals):
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
+        if not self._trains:
+            self._trainers += 1
+            self._add_to(trainer)
         before, self._trains = self._trains, True
         try:
-            if not before:
-                self._trainers += 1
-                self._add_to(trainer)
             original(trainer, *args, **kwargs)
         finally:
             self._trains = before
@@ -101,26 +97,16 @@ class Additions(Originals):
             line = LauncherLine()
             trainer.extend(lambda trainer: line.say(trainer.updater.iteration),
                            'launcher', lambda trainer: True, sys.maxsize)
-        for kind, is_added in ((Snapshot, self._snapshots),
-                               (RunReport, self._report)):
-            if is_added and any(isinstance(entry.extension, kind)
-                                for entry in trainer._extensions.values()):
-                option = '--snapshots' if kind is Snapshot else '--report'
-                raise Refusal(f'the Trainer has a {kind.__name__} of its own; '
-                              f'leave {option} out')
         if snapshots := self._snapshots:
-            self._resume(trainer, of_first_rank(
-                self._comm, lambda: self._choose(trainer, snapshots)))
+            with refusing():
+                folder = of_first_rank(
+                    self._comm, lambda: self._choose(trainer, snapshots))
+            self._resume(trainer, folder)
         if self._report:
             trainer.extend(RunReport(self._comm, directory=_numbered(
                 self._report, self._trainers)))
 
-    def _resume(self, trainer: Any, directory: str | None) -> None:
-        if directory is None:
-            raise Refusal(
-                f'a second Trainer has out={trainer.out} at the same place '
-                'of the script, so --snapshots could not tell whose snapshots '
-                'it finds; give each Trainer an out of its own')
+    def _resume(self, trainer: Any, directory: str) -> None:
         amount, unit = self._every
         trainer.extend(
             Snapshot(self._comm, _RETAIN, directory=directory),
@@ -129,32 +115,36 @@ class Additions(Originals):
         found = find_snapshots(directory)
         newest = self._comm.bcast(iteration_of(found[-1]) if found else -1)
         update = trainer.updater.iteration
-        if update and update >= newest:
-            self._say(f'the script has resumed its Trainer at update {update} '
-                      'itself; --snapshots resumes nothing')
+        if newest < 0 or update and update >= newest:
+            self._say(f'snapshots go to {directory}; the training ' + (
+                f'goes on after update {update}, as the script says'
+                if update else 'begins'))
             return
-        if newest < 0:
-            self._say(f'snapshots go to {directory}, where there is none '
-                      'yet; the training begins')
-            return
-        update = resume(trainer, self._comm, directory, damaged='aside')
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter('always', UserWarning)
+            update = resume(trainer, self._comm, directory, damaged='aside')
         for entry in trainer._extensions.values():
             # Or Chainer's own would now be loaded over it.
             if isinstance(entry.extension, _snapshot._Snapshot):
                 entry.extension.autoload = False
-        self._say(f'the training goes on after update {update}, by a '
-                  f'snapshot in {directory}' if update else
-                  'the training begins')
+        for one in told:
+            self._say(str(one.message))
+        if update:
+            self._say(f'the training goes on after update {update}, by a '
+                      f'snapshot in {directory}')
 
-    def _choose(self, trainer: Any, directory: str) -> str | None:
-        """A Trainer's folder; None if another one of this start has it."""
+    def _choose(self, trainer: Any, directory: str) -> str:
+        """A Trainer's folder."""
         file, known = os.path.join(directory, 'trainers.json'), []
         if os.path.exists(file):
             with open(file, encoding='utf-8') as index:
                 known = json.load(index)
         about = {'out': str(trainer.out), 'place': _place()}
         if about in self._seen:
-            return None
+            raise ValueError(
+                f'a second Trainer has out={trainer.out} at the same place '
+                'of the script, so --snapshots could not tell whose snapshots '
+                'it finds; give each Trainer an out of its own')
         self._seen.append(about)
         if about not in known:
             known.append(about)
@@ -174,13 +164,8 @@ def _numbered(directory: str, number: int) -> str:
 
 def _place() -> str:
     """The lines of the script that are being run, without their numbers."""
-    found, frame = [], sys._getframe()
-    while frame is not None and frame.f_back is not None:
-        name = frame.f_globals.get('__name__', '')
-        if name == 'chainer_fp8pipe.compat' or name.startswith('runpy'):
-            break
-        if name.partition('.')[0] not in LIBRARIES:
-            found.append(linecache.getline(
-                frame.f_code.co_filename, frame.f_lineno).strip())
-        frame = frame.f_back
-    return ' < '.join(found)
+    return ' < '.join(
+        linecache.getline(frame.f_code.co_filename, line).strip()
+        for frame, line in traceback.walk_stack(None)
+        if (frame.f_globals.get('__package__') or frame.f_globals['__name__']
+            ).partition('.')[0] not in {*LIBRARIES, 'runpy'})

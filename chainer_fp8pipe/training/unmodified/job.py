@@ -1,24 +1,19 @@
 """Turns an unmodified script into a pipeline."""
 # Every rank runs the whole script, and what Chainer would do at some of its
-# calls is done here instead (Originals): nothing is known of a script but what
-# it makes.  The decisive call is the StandardUpdater.  There the model is
-# known, with its data and its optimizer: it is cut, and the script's own
-# updater object becomes a PipelineUpdater.  Replicas are pipelines of one
-# stage.  From then on the script's own code may look at the model (looks.py),
-# but in the calls that are marked `_together`: in these all ranks communicate.
+# calls is done here instead (Originals).  The decisive call is the
+# StandardUpdater, when model, data and optimizer are known: the model is cut,
+# and the script's own updater object becomes a PipelineUpdater.  Replicas are
+# pipelines of one stage.  From then on the script's own code may look at the
+# model (looks.py), but in the methods that are marked `_together`.
 #
 # Rank 0's initial values, order of the data, validation set and clock count,
 # as scripts draw without a seed.  Until the model is cut, its large parameters
 # have no values but a note of how to draw them (chains/deferred.py), so no
 # rank ever has the whole.
-#
-# Whatever cannot be done so is a Refusal before anything is trained.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import inspect
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -33,7 +28,6 @@ from mpi4py import MPI
 from ...chains import nested
 from ...chains.deferred import Deferral, fetching
 from ...chains.partition import partition
-from ...chains.placeholder import PlaceholderError
 from ...chains.plan import PartitionPlan
 from ...intercept.function_calls import creating
 from ...intercept.training_objects import Originals
@@ -41,13 +35,22 @@ from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced
 from ...pipeline.randomness import preserved
 from ...pipeline.whole_model import decisions
-from ...report.quantities import counted
-from ..updater import PipelineUpdater, show_progress_of
+from ..updater import (
+    FollowingIterator,
+    PipelineUpdater,
+    progress,
+    show_progress_of,
+)
 from . import files
-from .dividing import Divided
-from .launch import Refusal, quietly, refuse_together, refusing
-from .looks import WholeModel
-from .refusals import check, loss_of, the_only
+from .launch import (
+    Refusal,
+    check,
+    loss_of,
+    refuse_together,
+    refusing,
+    the_only,
+)
+from .looks import Looks
 
 
 class Options(NamedTuple):
@@ -59,20 +62,12 @@ class Options(NamedTuple):
     schedule: str = '1f1b'  # as for PipelineUpdater
     cut: PartitionPlan | None = None    # None: the best is searched for
 
-    @property
-    def chunks(self) -> int:
-        """Chunks of each rank."""
-        if self.cut is not None:
-            return self.cut.chunks
-        return 2 if self.schedule == 'interleaved' else 1
-
 
 def _together(method: Callable) -> Callable:
     """A method in which all ranks communicate."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with (contextlib.nullcontext() if self.whole is None
-              else self.whole.seen(looks=False)):
+        with self.looks.block(method.__name__):
             return method(self, *args, **kwargs)
     return call
 
@@ -84,28 +79,25 @@ class PipelineJob(Originals):
         comm: All ranks.
         options: How to divide the model.
         make_communicator: Makes the replicas' communicator of mpi4py's.
-        create: Makes the communicators of a script that asks for any.
+        create: As in :class:`.Originals`.
     """
 
     def __init__(self, comm: MPI.Comm, options: Options,
                  make_communicator: Callable[[MPI.Comm], Any],
                  create: Callable[..., Any]) -> None:
         self.comm, self._options, self.create = comm, options, create
-        self.messages = comm.Dup()      # of by_first_rank
         self._make_communicator = make_communicator
-        # None until the script has made an updater:
-        self.updater: Any = None
+        self.looks = Looks(comm)
+        self.updater: Any = None    # until the script has made one
         self.grid: Any = None
-        #: The divided model, for the script's own code.
-        self.whole: Any = None
         self._loss_func: Any = None     # None: the model gives the loss
         self._evaluates_whole = False
         self._building = contextlib.ExitStack()
 
     @property
     def model(self) -> Any:
-        """The model that was cut; None before."""
-        return self.updater and self.updater.get_optimizer('main').target
+        """The model that was cut."""
+        return self.updater.get_optimizer('main').target
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
@@ -130,9 +122,10 @@ class PipelineJob(Originals):
             original(updater, *args, **kwargs)      # it is being made here
             return
         check(updater=updater, other_updater=self.updater)
-        bound = inspect.signature(original).bind(updater, *args, **kwargs)
-        bound.apply_defaults()
-        self._build(updater, {**bound.arguments, **bound.kwargs})
+        original(updater, *args, **kwargs)
+        with self.looks.block('StandardUpdater'):
+            self._divide(updater)
+        self.looks.begin(self.model)
 
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
@@ -144,20 +137,16 @@ class PipelineJob(Originals):
         original(updater)
 
     @_together
-    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
-                    **kwargs: Any) -> None:
+    def run_trainer(self, original: Callable, trainer: Any,
+                    show_loop_exception_msg: bool = False) -> None:
         if trainer.updater is not self.updater:
             check(updater=trainer.updater)
         trainer.out = self.comm.bcast(trainer.out)
         files.adapt(trainer, self)
         try:
-            quietly(original, trainer, *args, **kwargs)
-        except PlaceholderError as error:
-            if getattr(error, 'is_shown', False):       # of an update
-                raise
-            raise Refusal(f'outside of an update, {error}') from error
+            original(trainer, show_loop_exception_msg)
         finally:
-            self.whole.has_failed = False
+            self.looks.have_failed = False
 
     @_together
     def evaluate(self, original: Callable, evaluator: Any) -> Any:
@@ -167,10 +156,9 @@ class PipelineJob(Originals):
         """
         own, target = evaluator.eval_func, evaluator.get_all_targets().get(
             'main')
-        if self.whole is None:
-            return self.comm.bcast(original(evaluator))
-        if not self._evaluates_whole and (loss_of(own, target) or target) is (
-                self._loss_func or self.model):
+        if self.updater and not self._evaluates_whole and (
+                loss_of(own, target) or target) is (
+                    self._loss_func or self.model):
             evaluator.eval_func = self.updater.evaluate
             try:
                 return self.comm.bcast(original(evaluator))
@@ -180,9 +168,9 @@ class PipelineJob(Originals):
                 self._evaluates_whole = True
             finally:
                 evaluator.eval_func = own
-        with self.whole.seen():
-            self.whole.fetch()
-            return self.comm.bcast(original(evaluator))
+        with self.looks.block('evaluate', True):
+            result = original(evaluator)
+        return self.comm.bcast(result)
 
     serialize = _together(files.serialize)
     save, load = _together(files.save), _together(files.load)
@@ -194,18 +182,22 @@ class PipelineJob(Originals):
         if self.comm.rank == 0:
             print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
 
-    def _build(self, updater: Any, given: dict[str, Any]) -> None:
-        options, replicas = self._options, (
-            self.comm.size // self._options.pipeline)
-        own, optimizer, samples = refuse_together(
-            self.comm, lambda: self._checked(given, replicas))
-        iterator, model, device = own, optimizer.target, given['device']
-        self._loss_func = loss_of(given['loss_func'], model)
-        if device is not None:
-            device = chainer.get_device(device)
-            model.to_device(device)
-        input_device = (device if given.get('input_device') is None
-                        else chainer.get_device(given['input_device']))
+    def _divide(self, updater: Any) -> None:
+        """Cuts the model of an updater, which becomes one of a pipeline."""
+        options = self._options
+        replicas = self.comm.size // options.pipeline
+        own = the_only(updater._iterators, 'iterators')
+        optimizer = the_only(updater._optimizers, 'optimizers')
+        model = optimizer.target
+        check(iterator=own, optimizer=optimizer, model=model)
+        samples = own.batch_size // (options.micro_batches * replicas)
+        if not samples:
+            raise Refusal(
+                f'the batch size of {own.batch_size} gives '
+                f'{options.micro_batches} micro-batches of {replicas} '
+                'replicas no sample each; lower --micro-batches, make a new '
+                'plan, or raise the batch size')
+        self._loss_func = loss_of(updater.loss_func, model)
         self.grid = ProcessGrid(self.comm, pipeline=options.pipeline)
         # A batch of the iterator would be missing in the training, and one
         # that reads ahead in other processes cannot be copied.
@@ -213,80 +205,42 @@ class PipelineJob(Originals):
             self.comm, lambda: self.comm.rank or [
                 own.dataset[place]
                 for place in range(min(samples, len(own.dataset)))],
-            given['converter'], input_device)
+            updater.converter, updater.input_device)
         self._building.close()
-        # The optimizer needs no second setup, which would drop its hooks.
+        chunks = (options.cut.chunks if options.cut else
+                  2 if options.schedule == 'interleaved' else 1)
         with refusing():
+            decisions(optimizer, options.pipeline)
+            # The optimizer needs no second setup, which would drop its hooks.
             partition(
                 model, example, self.grid, memory=options.memory,
                 micro_batches=options.micro_batches,
-                schedule=options.schedule, chunks=options.chunks,
-                optimizer=optimizer, plan=options.cut,
-                loss_func=self._loss_func)
+                schedule=options.schedule, optimizer=optimizer, chunks=chunks,
+                plan=options.cut, loss_func=self._loss_func)
         if self.comm.rank == 0:
             print(model, file=sys.stderr)
+        iterator: Any = own
         if replicas > 1:
             optimizer = chainermn.create_multi_node_optimizer(
                 optimizer, self._make_communicator(self.grid.data))
             if self.grid.stage_index == 0:
-                iterator = Divided(iterator, self.grid.data)
+                iterator = Divided(own, self.grid.data)
         with preserved():   # the seed of dropout, from the script's generator
             seed = self.comm.bcast(int(numpy.random.randint(1 << 31)))
+        kept = {name: getattr(updater, name) for name in (
+            'loss_scale', '_device', '_input_device')}
         updater.__class__ = PipelineUpdater
         with refusing():
             PipelineUpdater.__init__(
                 updater, iterator, optimizer, self.grid,
                 micro_batches=options.micro_batches,
-                schedule=options.schedule, converter=given['converter'],
-                seed=seed, auto_new_epoch=given['auto_new_epoch'])
-        updater.loss_scale = given['loss_scale']
-        if updater.loss_scale is not None:
-            optimizer.set_loss_scale(updater.loss_scale)
-        updater._device, updater._input_device = device, input_device
+                schedule=options.schedule, converter=updater.converter,
+                seed=seed, auto_new_epoch=updater.auto_new_epoch)
+        vars(updater).update(kept)
         if self.grid.data.rank or self.grid.stage_index:
             # The script's loop may ask its own.
             show_progress_of(updater.get_iterator('main'), own)
-        self.updater, self.whole = updater, WholeModel(model)
-        self.whole.open()
-
-    def _checked(self, given: dict[str, Any], replicas: int
-                 ) -> tuple[Any, Any, int]:
-        """Iterator, optimizer, and the samples of a micro-batch."""
-        iterator = the_only(given['iterator'], 'iterators')
-        optimizer = the_only(given['optimizer'], 'optimizers')
-        check(iterator=iterator, mean=optimizer, optimizer=optimizer,
-              model=optimizer.target)
-        decisions(optimizer, self._options.pipeline)
-        size, parts = iterator.batch_size, self._options.micro_batches
-        if size < parts * replicas:
-            raise ValueError(
-                f'a batch of {counted(size, "sample")} cannot be cut into '
-                + counted(parts, 'micro-batch')
-                + f' for each of {replicas} replicas' * (replicas > 1)
-                + '; lower --micro-batches, make a new plan, or raise the '
-                'batch size')
-        return iterator, optimizer, size // (parts * replicas)
-
-
-def initialise(model: chainer.Link, example: Any) -> None:
-    """Initialises parameters that get their shape in a forward pass.
-
-    They are drawn as in the first forward pass of a training; nothing else
-    of the model changes.
-
-    Args:
-        model: Returns its loss.
-        example: A batch as the converter gives it.
-    """
-    clone = copy.deepcopy(model)
-    args, kwargs = nested.arguments_of(example)
-    with chainer.using_config('train', True), chainer.no_backprop_mode():
-        clone(*args, **kwargs)
-    drawn = dict(clone.namedparams())
-    with preserved():
-        for name, parameter in model.namedparams():
-            if not parameter.is_initialized:
-                parameter.copydata(drawn[name])
+        self.updater = updater
 
 
 def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
@@ -294,25 +248,65 @@ def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
     """Rank 0's examples as its converter gives them, on all ranks.
 
     The random numbers that a data set or a converter draws are drawn again
-    later.
-
-    Args:
-        comm: All ranks.
-        read: Gives rank 0 the examples; called on all ranks.
-        converter: Of the updater.
-        device: Of the inputs; None: the arrays are NumPy's.
+    later.  ``read`` is called on all ranks, and gives rank 0 the examples.
     """
-    def packed() -> bytes | None:
+    def converted() -> Any:
         state = random.getstate()
         with preserved():
             examples = read()
-            batch = None if comm.rank else convert._call_converter(
-                converter, examples, device)
+            leaves, tree = nested.leaves(None if comm.rank else (
+                convert._call_converter(converter, examples, device)))
         random.setstate(state)
-        leaves, tree = nested.leaves(batch)
-        return MPI.pickle.dumps((tree, [chainer.backends.cuda.to_cpu(
-            nested.array_of(leaf)) for leaf in leaves]))
-    tree, host = MPI.pickle.loads(comm.bcast(refuse_together(comm, packed)))
+        return tree, [chainer.backends.cuda.to_cpu(nested.array_of(leaf))
+                      for leaf in leaves]
+    tree, host = comm.bcast(refuse_together(comm, converted))
     to = chainer.get_device('@numpy' if device is None else device)
-    return refuse_together(comm, lambda: nested.rebuilt(
-        tree, [to.send(array) for array in host]))
+    return nested.rebuilt(tree, [to.send(array) for array in host])
+
+
+class Divided(FollowingIterator):
+    """Gives each replica consecutive samples of the batches of the first one.
+
+    Without a seed each rank's iterator would shuffle in another order.
+
+    Args:
+        iterator: The script's.
+        comm: The replicas' ranks that read.
+    """
+
+    _own: Any = None
+
+    def __init__(self, iterator: Any, comm: MPI.Comm) -> None:
+        super().__init__(iterator)
+        self._comm = comm
+        if comm.rank == 0:
+            self._own = iterator
+
+    def __next__(self) -> list:
+        problem, parts, size = None, None, self._comm.size
+        if self._own is not None:
+            try:
+                batch = self._own.next()
+                parts = [batch[len(batch) * n // size:
+                               len(batch) * (n + 1) // size]
+                         for n in range(size)]
+            except Exception as error:  # the replicas wait
+                problem = error
+                parts = [error if isinstance(error, StopIteration) else
+                         RuntimeError('the first replica could not read a '
+                                      f'batch ({type(error).__name__}: '
+                                      f'{error})')] * size
+        part = self._comm.scatter(parts)
+        self.follow(self._comm.bcast(progress(self._own)))
+        if isinstance(part, Exception):
+            raise problem or part
+        return part
+
+    def serialize(self, serializer: Any) -> None:
+        if self._own is not None:
+            self._own.serialize(serializer)
+            self.follow(progress(self._own))
+
+    def finalize(self) -> None:
+        if self._own is not None:
+            self._own.finalize()

@@ -1,29 +1,29 @@
 """Runs a script on all ranks, or refuses it in one line on all of them."""
-# Each rank runs the script by old_names.run_path, in blocks where its objects
-# are made by somebody else (intercept.training_objects): by a job, which knows
-# in what way the script trains, and by what adds snapshots and reports.
-#
-# What cannot be done is a Refusal: a line, once, and exit code 2 on all ranks.
-# Most come up on all ranks at the same place, as all run the same script.  An
-# error of the user's own code stays what it is.
+# Each rank runs the script in blocks where its objects are made by somebody
+# else (intercept.training_objects): by a job, which knows in what way the
+# script trains, and by what adds snapshots and reports.  What cannot be done
+# is a Refusal: a line, once, and exit code 2 on all ranks.
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import chainer
+from chainer.training.updaters import StandardUpdater
+from chainermn.communicators.communicator_base import CommunicatorBase
 from mpi4py import MPI
 
 from ...command_line import check_script
 from ...compat.old_names import run_path
-from ...intercept.training_objects import (
-    creating_communicators,
-    substituting,
-)
+from ...intercept.training_objects import Originals, substituting
+from ...mpi.agreement import of_first_rank, raise_together
+from ...mpi.grid import ProcessGrid
 from ...mpi.tracebacks import of_the_user, shown
 from ...mpi.world import end_all_ranks, enter_world
 from ...report.launch_protocol import DONE, tell
@@ -41,11 +41,8 @@ class Refusal(SystemExit):
     """
 
 
-def refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
-    """Prints why, once, and ends all ranks with the exit code 2.
-
-    ``comm`` is used for nothing else.
-    """
+def _refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
+    """Prints why, once, and ends all ranks with the exit code 2."""
     text = f'chainer_fp8pipe {command}: {refusal.code}\n'
     request = comm.Ibarrier()
     end = time.monotonic() + _PATIENCE
@@ -61,33 +58,6 @@ def refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
     raise SystemExit(_CODE)
 
 
-def refuse_together(comm: MPI.Comm, action: Callable[[], Any],
-                    kind: Callable[[str], BaseException] = Refusal) -> Any:
-    """Does ``action``; an error on any rank is a refusal on all.
-
-    The first rank's message counts.  An error of the user's own code is
-    raised as it is, where it came up.
-
-    Args:
-        comm: The ranks.
-        action: Must not communicate.
-        kind: Raised in place of a Refusal.
-    """
-    result, problem = None, ''
-    reason: BaseException | None = None
-    try:
-        result = action()
-    except (Exception, Refusal) as error:   # who waits must hear of it
-        reason = error
-        problem = f'{type(error).__name__}: ' * (
-            not isinstance(error, (ValueError, Refusal))) + str(error)
-    if problems := list(filter(None, comm.allgather(problem))):
-        if reason is not None and of_the_user(reason):
-            raise reason
-        raise kind(problems[0]) from reason
-    return result
-
-
 @contextlib.contextmanager
 def refusing() -> Any:
     """An error inside, which is the same on all ranks, is a refusal.
@@ -101,26 +71,92 @@ def refusing() -> Any:
             raise
         if own := of_the_user(error):
             raise own from None
-        raise Refusal(' '.join(str(error).split())) from error
+        raise Refusal(_said(error)) from error
 
 
-def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    """Runs a Trainer, which would print an exception on each rank."""
-    if not args:
-        kwargs.setdefault('show_loop_exception_msg', False)
-    run(trainer, *args, **kwargs)
+def _said(error: Exception) -> str:
+    """A line, without what :func:`raise_together` puts before it."""
+    return ' '.join(str(error).removeprefix('all ranks: ValueError: ').split())
 
 
-def add_script(parser: argparse.ArgumentParser,
-               jobs_of: Callable[[argparse.Namespace], list[Any]],
-               run: Callable[[argparse.Namespace, list[Any]], None]) -> None:
-    """Adds a script and its arguments to a command, which runs the script.
+def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
+    """Does what must not communicate; an error on any rank refuses on all."""
+    with refusing():
+        return raise_together(comm, action, ValueError)
+
+
+#: By what is looked at: whether it can be trained, and the sentence that
+#: refuses it, in which {} is its kind, with the remedy.
+_TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
+    'updater': (
+        lambda updater: type(updater) is StandardUpdater,
+        'the script trains with a {}; several ranks need '
+        'chainer.training.updaters.StandardUpdater itself'),
+    'other_updater': (
+        lambda updater: updater is None,
+        'the script makes a second updater; several ranks train one model'),
+    'own_loop': (
+        lambda updater: updater is not None,
+        'the script updates its optimizer in a loop of its own; let the loop '
+        'or a Trainer call update() of a chainer.training.StandardUpdater'),
+    'iterator': (
+        lambda iterator: hasattr(iterator, 'dataset'),
+        'the training data come from a {}, which has no dataset; take one of '
+        'chainer.iterators'),
+    'optimizer': (
+        lambda optimizer: isinstance(optimizer, chainer.GradientMethod),
+        "the optimizer is a {}, and no chainer.GradientMethod; of ChainerMN's "
+        'scripts, run it without --pipeline and --plan, or leave '
+        'create_multi_node_optimizer out and give --communicator'),
+    'model': (
+        lambda model: model is not None,
+        'the optimizer has no model; call optimizer.setup(model) before '
+        'making the updater'),
+    'loss_func': (
+        lambda function: function is None,
+        'the updater has a loss function of its own, {}; put it into the '
+        'model, as in L.Classifier(net, lossfun=...), and leave loss_func '
+        'out'),
+}
+
+
+def check(**seen: Any) -> None:
+    """Raises Refusal about what cannot be trained over ranks.
 
     Args:
-        parser: Of the command.
-        jobs_of: Checks the command's options, on all ranks, and gives the
-            jobs for :func:`launch`; raises ValueError about wrong options.
-        run: Launches the script with them.
+        seen: What the script has made, by the table's names.
+    """
+    for name, value in seen.items():
+        is_fit, sentence = _TABLE[name]
+        if not is_fit(value):
+            raise Refusal(sentence.format(
+                getattr(value, '__name__', type(value).__name__)))
+
+
+def the_only(given: Any, what: str) -> Any:
+    """The only iterator or optimizer of an updater, or Refusal."""
+    found = given if isinstance(given, Mapping) else {'main': given}
+    if list(found) != ['main']:
+        raise Refusal(
+            f'the updater has {len(found)} {what} ({", ".join(found)}); '
+            'several ranks train one model with one optimizer and iterator')
+    return found['main']
+
+
+def loss_of(function: Any, model: Any) -> Any:
+    """A loss function; None if it is the model or its ``forward``."""
+    is_model = function is model or (
+        getattr(function, '__self__', None) is model
+        and function.__name__ in ('__call__', 'forward'))
+    return None if is_model else function
+
+
+def add_script(parser: argparse.ArgumentParser, prepare: Callable[
+        [argparse.Namespace], Callable[[], None]]) -> None:
+    """Adds a script and its arguments to a command.
+
+    ``prepare`` checks the command's options, on all ranks, and gives what runs
+    the script; it raises ValueError about wrong options.
     """
     parser.add_argument('script', metavar='SCRIPT')
     parser.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
@@ -128,12 +164,11 @@ def add_script(parser: argparse.ArgumentParser,
 
     def checked(options: argparse.Namespace) -> Callable[[], None]:
         try:
-            refuse_together(MPI.COMM_WORLD, lambda: check_script(
-                options.script), ValueError)
-            jobs = jobs_of(options)
+            of_first_rank(MPI.COMM_WORLD,
+                          lambda: check_script(options.script))
+            return prepare(options)
         except ValueError as error:
-            parser.error(str(error))
-        return lambda: run(options, jobs)
+            parser.error(_said(error))
     parser.set_defaults(call=checked, parser=parser)
 
 
@@ -148,12 +183,7 @@ def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
         arguments: The script's own.
         command: Which of the package's commands this is, for messages.
         jobs: Each an :class:`.Originals`, which the next one has for
-            Chainer.  The last one's ``create`` is in place of
-            ``chainermn.create_communicator``, and all is done in the block
-            that its ``block()`` gives.
-
-    Raises:
-        SystemExit: The script or the job has raised it.
+            Chainer, in the block that the last one's ``block()`` gives.
     """
     sys.argv = [script, *arguments]
     sys.path[0] = os.path.dirname(os.path.abspath(script))
@@ -163,8 +193,7 @@ def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
     enter_world()
     ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
-        with jobs[-1].block(), creating_communicators(
-                jobs[-1].create), contextlib.ExitStack() as stack:
+        with jobs[-1].block(), contextlib.ExitStack() as stack:
             for job in jobs:
                 stack.enter_context(substituting(job))
             run_path(script)
@@ -172,7 +201,7 @@ def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
                 job.finish()
         tell(DONE)
     except Refusal as refusal:
-        refuse_all(ranks, refusal, command)
+        _refuse_all(ranks, refusal, command)
     except SystemExit as exit:
         if exit.code in (None, 0):
             tell(DONE)
@@ -194,3 +223,44 @@ def only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
         for stream in redirect if MPI.COMM_WORLD.rank else ():
             stack.enter_context(stream(nowhere))
         yield
+
+
+class RankAware(Originals):
+    """Runs scripts that average their gradients themselves.
+
+    One that has made no communicator of ChainerMN's or this package's, and
+    does not name mpi4py, is refused when it is about to train.
+    """
+
+    block = staticmethod(contextlib.nullcontext)
+
+    def __init__(self, comm: MPI.Comm, script: str,
+                 create: Callable[..., Any]) -> None:
+        self._size, self._script, self.create = comm.size, script, create
+        self._is_checked = comm.size == 1
+
+    def run_trainer(self, original: Callable, trainer: Any,
+                    show_loop_exception_msg: bool = False) -> None:
+        self.update_optimizer(original, trainer, show_loop_exception_msg)
+
+    def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
+                         ) -> None:
+        if not self._is_checked:
+            self._is_checked = True
+            self._check()
+        original(*args, **kwargs)
+
+    def _check(self) -> None:
+        with open(self._script, 'rb') as file:
+            names_mpi = b'mpi4py' in file.read()
+        # Of an object its class alone: a proxy's attributes may do anything.
+        if not names_mpi and not any(
+                issubclass(type(one), (CommunicatorBase, ProcessGrid))
+                for one in gc.get_objects()):
+            raise Refusal(
+                'the script creates no communicator, so each of the '
+                f'{self._size} ranks would train a model of its own on all '
+                'data. Run the script as it is with --pipeline '
+                f'{self._size}. Or add "comm = chainermn.create_communicator'
+                '()" and "optimizer = chainermn.create_multi_node_optimizer('
+                'optimizer, comm)" before optimizer.setup(model)')
