@@ -300,16 +300,11 @@ if comm.rank == 0:
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize(('options', 'lines', 'said'), [
-    (('--snapshots', 'train.py/saved'), "print('begins')",
-     'saved: Not a directory'),
-    ((), 'import os\nx = = 1\n', 'x = = 1')])
-def test_what_cannot_begin_is_refused_once_at_the_start(
-        tmp_path, options, lines, said):
-    (tmp_path / 'train.py').write_text(lines)
-    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', *options, 'train.py',
-                      cwd=tmp_path)
+def test_what_cannot_be_written_is_refused_once_at_the_start(tmp_path):
+    (tmp_path / 'train.py').write_text("print('begins')")
+    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
+                      'train.py/saved', 'train.py', cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.count(said) == 1
+    assert done.stderr.count('saved: Not a directory') == 1
     assert 'begins' not in done.stdout
     assert 'Traceback' not in done.stderr
