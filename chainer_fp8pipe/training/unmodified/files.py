@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from ...chains.saving import saving_parts
 from ...intercept.patching import Patch
-from ...intercept.training_objects import LIBRARIES
+from ...intercept.training_objects import LIBRARIES, own_work
 from ...mpi.agreement import of_first_rank, raise_together
 from ...mpi.waiting import wait_until
 from ..snapshots.snapshot import go_on
@@ -126,8 +126,8 @@ def _adapt_snapshot(own: Any, is_first: bool) -> None:
     if not is_first:
         own.writer = lambda *args: None
     elif function := getattr(own.writer, '_savefun', None):
-        # Not the one that all ranks are to call.
-        own.writer._savefun = getattr(function, '__wrapped__', function)
+        # No other rank calls it.
+        own.writer._savefun = own_work()(function)
 
 
 class _LeftOut(chainer.training.Extension):

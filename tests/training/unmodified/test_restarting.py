@@ -110,6 +110,7 @@ def test_a_pipeline_goes_on_from_its_snapshot(tmp_path):
             if self.count == 20:
                 print('counted all')
     trainer.extend(Counts(), 'counts')
+    trainer.extend(extensions.snapshot(), trigger=(6, 'iteration'))
     trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))""")
             assert 'in no snapshot' not in done.stderr
         assert 'counted all' in done.stdout     # over both starts
