@@ -93,8 +93,8 @@ class Call(Link):
 class Divisible(chainer.ChainList):
     """A list of layers that can be cut between any two layers.
 
-    ``model.stage(comm)`` has this rank's even share (the paper's program 2,
-    section 4.1).
+    The paper's program 2 (section 4.1).  ``model.divide(start, end)`` has the
+    layers start to end - 1, and ``model.stage(comm)`` this rank's even share.
 
     Links, functions and other callables are layers.  A tuple that a layer
     returns becomes the arguments of the next one.  Names of parameters and
@@ -304,6 +304,19 @@ class Divisible(chainer.ChainList):
                 _ = parameter.array     # reading it draws the values
         raise_together(all_ranks(comm), draw, LayerError)
         return part
+
+    def divide(self, start: int, end: int) -> Any:
+        """The layers ``start`` to ``end - 1`` of the whole model.
+
+        As the paper's program 2 cuts; :meth:`stage` asks all ranks whether
+        they cut alike.  Raises ValueError if there are no such layers.
+        """
+        start, end = operator.index(start), operator.index(end)
+        if not 0 <= start < end <= len(self):
+            raise ValueError(f'{self!r} has no layers {start} to {end - 1}')
+        counts = [count for count in (start, end - start, len(self) - end)
+                  if count]
+        return self.share(bool(start), len(counts), counts)
 
     def share(self, stage: int, stages: int,
               balance: str | Sequence[int] = 'parameters', chunks: int = 1

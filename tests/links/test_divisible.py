@@ -36,7 +36,7 @@ class Program2(Divisible):
 
 def test_the_papers_program_2_is_cut():
     whole = Program2()
-    first, second = (whole.share(rank, 2, [2, 1]) for rank in range(2))
+    first, second = whole.divide(0, 2), whole.divide(2, 3)
     assert type(first) is type(second) is Program2
     np.testing.assert_array_equal(second(first(INPUT)).array,
                                   whole(INPUT).array)
@@ -44,7 +44,7 @@ def test_the_papers_program_2_is_cut():
 
 def test_a_part_is_named_by_the_indices_in_the_whole_model():
     whole = Net()
-    part = whole.share(1, 3, MIDDLE)
+    part = whole.divide(1, 4)
     assert part[2] is whole[2]
     assert (len(part), part.bounds) == (5, ((1, 4),))
     assert [name for name, _ in part.namedparams()] == ['/2/W', '/2/b']
@@ -339,6 +339,8 @@ def test_copies_share_arrays_in_mode_share_only():
     (lambda: Divisible(L.Linear), ValueError, 'must be callable.*no class'),
     (lambda: Divisible(3), ValueError, 'must be callable'),
     (lambda: Divisible()(INPUT), RuntimeError, 'has no layers'),
+    *((lambda run=run: Net().divide(*run), ValueError, 'has no layers')
+      for run in ((2, 2), (-1, 2), (3, 6))),
     (lambda: Net().share(0, 2).append(F.relu), ValueError,
      'keep their numbers'),
     (lambda: Net().share(0, 2).add_hook(chainer.link_hooks.TimerHook()),
