@@ -93,7 +93,7 @@ class Job:
                 shuffle=shuffle, seed=1)
         layers = isinstance(model, Divisible)
         if whole:
-            self.model = model.share(0, 1) if layers else model
+            self.model = model.divide(0, len(model)) if layers else model
             self.updater = StandardUpdater(
                 iterator, optimizer.setup(self.model),
                 loss_func=self._loss if layers else None)
