@@ -6,7 +6,7 @@ al., "Image Classification at Supercomputer Scale" (2018).
 # Chainer calls an optimizer's own hooks while gradients still carry the factor
 # of loss scaling, in float16 for parameters in float16.  Norms taken then are
 # wrong or overflow.  The hooks of update rules come after both are undone, so
-# LARS adds itself there.
+# the hook adds itself there.
 from __future__ import annotations
 
 import dataclasses
@@ -27,9 +27,21 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                 lars_coefficient: float = 0.001) -> Any:
     """Prepares an optimizer for large batches.
 
-    The optimizer gets plain hooks, at its ``setup`` or at once if that was
-    called: ``Schedule``, ``LARS`` and ``StopWhenDiverged``.  Parameters in
-    float16 are updated in float32 (``use_fp32_update``).
+    It gets a hook, at its ``setup`` or at once if that was called, which sets
+    the learning rate before each update (:class:`.LearningRate`), makes the
+    step of each weight proportional to the weight's own norm (LARS), and
+    raises on all ranks when gradients overflow at a loss scale of 1.
+    Parameters in float16 are updated in float32 (``use_fp32_update``).
+
+    You, Gitman, Ginsburg, *Large Batch Training of Convolutional Networks*
+    (2017), equations 6 and 7 with weight decay::
+
+        g <- coefficient * |w| / (|g| + decay |w|) * (g + decay w)
+
+    and then the optimizer's step.  With ``MomentumSGD`` that is
+    v <- m v - lr g, w <- w + v: the learning rate is inside of the momentum,
+    as in the paper.  A weight of norm zero has its plain gradient.  All is
+    computed in float32, with any loss scale.
 
     Args:
         optimizer: One of Chainer's with a learning rate ``lr``, such as
@@ -37,15 +49,16 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         batch: Samples per update, over all ranks.
         base_lr: The learning rate that is right for ``base_batch``.
         base_batch: As many samples or fewer.
-        warmup_epochs: How long the rate rises, as :class:`.LearningRate`
-            says.
+        warmup_epochs: How long the rate rises.
         epochs: How long the training is.
         samples: In the data set, over all ranks: how far the training is
             follows from the number of updates.
-        lars: Layer-wise adaptive rate scaling of weights (:class:`.LARS`).
+        lars: Whether to use LARS; else weights decay, and nothing more.
         decay: As for :class:`.LearningRate`.
-        weight_decay: Of weights, not of biases and normalisations.
-        lars_coefficient: See :class:`.LARS`.
+        weight_decay: Of weights, not of biases and normalisations
+            (:func:`.is_weight`); add no other hook for it.
+        lars_coefficient: The share of its norm by which a weight changes
+            where the learning rate is 1.
 
     Returns:
         The optimizer.
@@ -77,22 +90,28 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                          'before; make a new one')
     rate = LearningRate(base_lr, batch, base_batch, warmup_epochs, epochs,
                         decay)
-    hooks = [RateSchedule(rate, samples),
-             LARS(lars_coefficient if lars else None, weight_decay),
-             StopWhenDiverged()]
+    check_count('samples', samples)
+    if samples < batch:
+        raise ValueError(
+            f'batch={batch} is more than the samples={samples} of the data '
+            'set; pass the size of the whole data set, not of the part of one '
+            'rank')
+    check_number('lars_coefficient', lars_coefficient)
+    check_number('weight_decay', weight_decay, zero=True)
+    hook = _Hook(rate, samples, lars_coefficient if lars else None,
+                 weight_decay)
     hyperparam.lr = rate.at(0.0)
     actual.use_fp32_update()
-    for hook in hooks if actual.target is not None else ():
+    if actual.target is not None:
         actual.add_hook(hook)
-    actual.setup = functools.partial(_set_up, actual, hooks)
+    actual.setup = functools.partial(_set_up, actual, hook)
     return optimizer
 
 
-def _set_up(optimizer: Any, hooks: list[Any], link: chainer.Link) -> Any:
-    """Chainer's own ``setup``, after which the hooks are added again."""
+def _set_up(optimizer: Any, hook: Any, link: chainer.Link) -> Any:
+    """Chainer's own ``setup``, after which the hook is added again."""
     type(optimizer).setup(optimizer, link)
-    for hook in hooks:
-        optimizer.add_hook(hook)
+    optimizer.add_hook(hook)
     return optimizer
 
 
@@ -177,7 +196,7 @@ class LearningRate:
         return self.peak * decay(epoch, self.warmup_epochs, self.epochs)
 
 
-# --- hooks of optimizers -----------------------------------------------------
+# --- the hook ----------------------------------------------------------------
 
 #: What Chainer's links call their biases and the parameters of
 #: normalisations, which may have more than one dimension.
@@ -189,61 +208,30 @@ def is_weight(parameter: chainer.Parameter) -> bool:
 
     Biases, the parameters of normalisations, and whatever has less than two
     dimensions are none: they are neither decayed nor scaled (Goyal et al.
-    2017, section 5.1; You et al. 2017).  The parameter must be initialised;
-    its name and dimensions decide.
+    2017, section 5.1; You et al. 2017).
     """
     return parameter.ndim > 1 and parameter.name not in _NO_WEIGHTS
 
 
-class UpdateHook:
-    """What hooks of an optimizer's own have in common."""
+@dataclasses.dataclass
+class _Hook:
+    """An optimizer's, and then each update rule's."""
 
+    rate: LearningRate
+    samples: int
+    coefficient: float | None       # None: no LARS
+    weight_decay: float
+
+    name = 'large_batch'
     timing = 'pre'
     call_for_each_param = False
-
-
-class LARS(UpdateHook):
-    """Makes every weight's step proportional to the weight's own norm.
-
-    You, Gitman, Ginsburg, *Large Batch Training of Convolutional Networks*
-    (2017), equations 6 and 7 with weight decay::
-
-        g <- coefficient * |w| / (|g| + decay |w|) * (g + decay w)
-
-    and then the optimizer's step.  With ``MomentumSGD`` that is
-    v <- m v - lr g, w <- w + v: the learning rate is inside of the momentum,
-    as in the paper.  Weight decay is part of it: add no other hook for it.  A
-    weight of norm zero has its plain gradient.  Gradients of parameters that
-    are no weights (:func:`.is_weight`) stay as they are, unlike with Chainer's
-    ``WeightDecay``.  All is computed in float32, with any loss scale.
-
-    Add it by ``optimizer.add_hook(hook)``.  At the next update it adds itself
-    to the update rules, from which it must be removed, too.  A rule with a
-    hook of the same name keeps that one, so a parameter can have its own
-    numbers: ``parameter.update_rule.add_hook(LARS(0.01))``.
-
-    Args:
-        coefficient: The paper's eta, the share of its norm by which a weight
-            changes where the learning rate is 1; None: the weight decays, and
-            nothing else (g <- g + decay w).
-        weight_decay: The paper's beta.
-
-    Raises:
-        ValueError: A value is not allowed.
-    """
-
-    name = 'LARS'
-
-    def __init__(self, coefficient: float | None = 0.001,
-                 weight_decay: float = 0.0) -> None:
-        if coefficient is not None:
-            check_number('the coefficient of LARS', coefficient)
-        check_number('weight_decay', weight_decay, zero=True)
-        self.coefficient, self.weight_decay = coefficient, weight_decay
 
     def __call__(self, owner: Any,
                  parameter: chainer.Parameter | None = None) -> None:
         if parameter is None:
+            _check_finite(owner)
+            owner.hyperparam.lr = self.rate.at(
+                owner.t * self.rate.batch / self.samples)
             for one in owner.target.params():
                 rule = one.update_rule
                 if rule is not None and (
@@ -252,86 +240,46 @@ class LARS(UpdateHook):
         elif parameter.array is not None and parameter.grad is not None and (
                 is_weight(parameter)):
             with chainer.using_device(parameter.device):
+                dtype = numpy.promote_types(parameter.dtype, numpy.float32)
                 # A new array: the old one may be another parameter's, too.
-                parameter.grad = self.changed(
-                    parameter.xp, _float32(parameter.array),
-                    _float32(parameter.grad)).astype(
+                parameter.grad = changed(
+                    parameter.xp, parameter.array.astype(dtype, copy=False),
+                    parameter.grad.astype(dtype, copy=False),
+                    self.coefficient, self.weight_decay).astype(
                         parameter.dtype, copy=False)
 
-    def changed(self, xp: Any, weight: Any, gradient: Any) -> Any:
-        """The gradient to use, a new array; arrays in float32 or float64."""
-        decayed = gradient + self.weight_decay * weight
-        if self.coefficient is None:
-            return decayed
-        norm = xp.linalg.norm(weight)
-        whole = xp.linalg.norm(gradient) + self.weight_decay * norm
-        # On a GPU nothing waits: the norms stay there.
-        usable = (norm > 0) & (whole > 0)
-        rate = xp.where(
-            usable, self.coefficient * norm / xp.where(usable, whole, 1), 1)
-        return decayed * rate.astype(gradient.dtype)
+
+def changed(xp: Any, weight: Any, gradient: Any, coefficient: float | None,
+            weight_decay: float) -> Any:
+    """The gradient to use, a new array; arrays in float32 or float64."""
+    decayed = gradient + weight_decay * weight
+    if coefficient is None:
+        return decayed
+    norm = xp.linalg.norm(weight)
+    whole = xp.linalg.norm(gradient) + weight_decay * norm
+    # On a GPU nothing waits: the norms stay there.
+    usable = (norm > 0) & (whole > 0)
+    rate = xp.where(usable, coefficient * norm / xp.where(usable, whole, 1), 1)
+    return decayed * rate.astype(gradient.dtype)
 
 
-def _float32(array: Any) -> Any:
-    return (array.astype(numpy.float32) if array.dtype == numpy.float16
-            else array)
-
-
-class RateSchedule(UpdateHook):
-    """Sets the optimizer's ``lr`` before each update.
-
-    The epoch follows from the optimizer's count of updates, which is part of
-    every snapshot; every update is taken to be of a whole batch, as those of
-    Chainer's iterators are that repeat.
-
-    Args:
-        rate: The rates.
-        samples: In the data set, over all ranks.
-
-    Raises:
-        ValueError: ``samples`` is no positive integer, or less than a batch.
-    """
-
-    name = 'Schedule'
-
-    def __init__(self, rate: LearningRate, samples: int) -> None:
-        check_count('samples', samples)
-        if samples < rate.batch:
-            raise ValueError(
-                f'batch={rate.batch} is more than the samples={samples} of '
-                'the data set; pass the size of the whole data set, not of '
-                'the part of one rank')
-        self.rate, self.samples = rate, samples
-
-    def __call__(self, optimizer: Any) -> None:
-        optimizer.hyperparam.lr = self.rate.at(
-            optimizer.t * self.rate.batch / self.samples)
-
-
-class StopWhenDiverged(UpdateHook):
+def _check_finite(optimizer: Any) -> None:
     """Raises on all ranks when gradients overflow at a loss scale of 1.
 
     Chainer's dynamic loss scaling skips an update whose gradients are not
-    finite and halves the scale, but not below 1: it would skip updates for
-    ever.  Without dynamic loss scaling this hook does nothing.
+    finite and halves the scale, but not below 1: it would skip for ever.
     """
-
-    name = 'StopWhenDiverged'
-
-    def __call__(self, optimizer: Any) -> None:
-        # Chainer has looked at the gradients just before.
-        if not (optimizer._loss_scaling_is_dynamic
-                and optimizer._loss_scaling_isnan
-                and optimizer._loss_scale <= 1):
-            return
-        what = next((
-            f'the gradient of {name} is' for name, one
-            in optimizer.target.namedparams() if one.grad is not None
-            and not one.xp.isfinite(one.grad).all()),
-            'a gradient of another stage is')
-        raise RuntimeError(
-            f'{what} not finite at a loss scale of 1, after {optimizer.t} '
-            'updates, with a learning rate of '
-            f'{getattr(optimizer.hyperparam, "lr", None)}: the training has '
-            'diverged. No parameter was updated. Lower the learning rate or '
-            'lengthen the warm-up, and go on from a snapshot')
+    # Chainer has looked at the gradients just before.
+    if not (optimizer._loss_scaling_is_dynamic
+            and optimizer._loss_scaling_isnan and optimizer._loss_scale <= 1):
+        return
+    what = next((
+        f'the gradient of {name} is' for name, one
+        in optimizer.target.namedparams() if one.grad is not None
+        and not one.xp.isfinite(one.grad).all()),
+        'a gradient of another stage is')
+    raise RuntimeError(
+        f'{what} not finite at a loss scale of 1, after {optimizer.t} '
+        f'updates, with a learning rate of {optimizer.hyperparam.lr}: the '
+        'training has diverged. No parameter was updated. Lower the learning '
+        'rate or lengthen the warm-up, and go on from a snapshot')
