@@ -4,9 +4,6 @@
 # There are no messages: a rank without the extension, one that fails, or one
 # that is late makes nobody wait.  So ranks choose alike without a word whose
 # events to keep: of updates whose numbers double.
-#
-# Nothing here ends a training, but for what a user can mend at once: somebody
-# else's file in the record's place.
 from __future__ import annotations
 
 import contextlib
@@ -29,23 +26,12 @@ from mpi4py import MPI
 from .._version import __version__
 from ..intercept.patching import AroundCalls
 from ..mpi import all_ranks
+from ..report import record
 from ..report.launch_protocol import ENDED, is_launched
 from ..report.page import write_page
-from ..report.record import (
-    COMMUNICATION,
-    PHASES,
-    CurvePoint,
-    Part,
-    RankInterval,
-    RecordedUpdate,
-    RecordWriter,
-    RunEnd,
-    RunStart,
-    read_record,
-)
 from ..report.stream import EventStream, events_of, stream_of
 from ..report.verdict import TO_STAGES, text
-from .triggers import EveryUpdate
+from .triggers import every_update
 
 #: Seconds from one write to the next, at least, and the share of the time so
 #: far, so that the files of long runs stay small.
@@ -53,7 +39,8 @@ _SECONDS, _SHARE = 10.0, 1 / 256
 #: The events of an update are kept if it is the so-many-th of a start, twice,
 #: four times, ..., unless they are too many for a picture.
 _REGULAR, _MOST_EVENTS = 5, 5_000
-#: Points of one start before they become means of twice as many updates.
+_BYTES = 'bytes_sent', 'stage_bytes', 'stage_arrays'
+#: Updates after which a point of the curves is the mean of two, then three.
 _POINTS = 500
 #: Seconds that rank 0 waits for the other ranks' last lines.
 _PATIENCE = 2.0
@@ -67,16 +54,13 @@ class RunReport(extension.Extension):
         trainer.extend(RunReport(comm))
 
     At the end rank 0 prints the verdict: final loss and accuracy, times,
-    bytes, restarts, and the costliest part of an update.  ``report.html`` in
-    the result folder also has curves, the phases of each rank's updates, slow
-    ranks, and an update as timeline.
+    bytes, restarts, and the costliest part of an update.  ``report.html`` also
+    has curves, the phases of each rank's updates, slow ranks, and an update as
+    timeline: of the ranks whose files are on rank 0's disk.
 
-    Each rank appends to a file in the folder ``report`` every 10 seconds, or
-    every 1/256 of the time so far where that is longer, and at the end, also
-    where a job is started again; ``python -m chainer_fp8pipe report`` makes
-    the page of a run that goes on or was killed.  A report that cannot be
-    written is a warning.  No messages are sent: the page has the ranks whose
-    files are on rank 0's disk.
+    Each rank appends to a file in the folder ``report``, also where a job is
+    started again; ``python -m chainer_fp8pipe report`` makes the page of a run
+    that goes on or was killed.  A report that cannot be written is a warning.
 
     Args:
         comm: All ranks: a communicator of this package, ChainerMN's or
@@ -91,7 +75,7 @@ class RunReport(extension.Extension):
             place, or the trainer has a RunReport already.
     """
 
-    trigger = EveryUpdate()
+    trigger = staticmethod(every_update)
     # After all that reports values and writes files.
     priority = extension.PRIORITY_READER - 50
     default_name = 'RunReport'
@@ -105,7 +89,9 @@ class RunReport(extension.Extension):
                 f'or mpi4py, or a ProcessGrid, not {comm!r}')
         self._filename, self._directory = filename, directory
         self._warned = False
-        self._writer: RecordWriter | None = None
+        self._writer: Any = None
+        # Of this object alone: a training that never begins leaves nothing.
+        self._calls = AroundCalls()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         if any(isinstance(entry.extension, RunReport)
@@ -113,26 +99,38 @@ class RunReport(extension.Extension):
                for entry in trainer._extensions.values()):
             raise ValueError('the trainer has RunReport twice, which would '
                              'write the same files; extend it with one')
-        ranks = getattr(trainer.updater, 'grid', None)
-        self._ranks = self._ranks if ranks is None else ranks.comm
+        updater = self._updater = trainer.updater
+        grid = getattr(updater, 'grid', None)
+        self._ranks = self._ranks if grid is None else grid.comm
         self._out = (trainer.out if self._directory is None
                      else self._directory)
         # What is being handled now is not what will end the training.
         self._handled = sys.exc_info()[1]
         with self._warns(OSError):
-            self._writer = RecordWriter(self._out, self._ranks.rank)
+            self._writer = record.RecordWriter(self._out, self._ranks.rank)
         if self._writer is None:
             return
-        self._curves = _CurveMeans(trainer.updater.iteration)
-        self._times = _UpdateTimes(trainer.updater, self._ranks.rank)
+        # What will be written next; of updates since then the ends, seconds,
+        # and seconds by section; the values of the next point.
+        self._parts: list[record.Part] = []
+        self._laps: list[tuple[float, float, dict[str, float]]] = []
+        self._values = chainer.reporter.DictSummary()
+        self._begun = self._point = updater.iteration
+        self._stream = stream_of(updater, *(
+            getattr(optimizer, 'communicator', None)
+            for optimizer in updater.get_all_optimizers().values()))
+        self._kept = self._stream.keep()
+        # When the last lap ended, and what the stream had counted by then.
+        self._end, self._counted = 0.0, dict[str, float]()
+        self._calls.add(updater, 'update', self._update)
         self._next = time.monotonic() + _SECONDS
-        self._write(_start(trainer.updater, self._ranks.size))
+        self._write(_start(updater, self._ranks.size))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if self._writer is None:
             return
         if not self._ranks.rank:
-            self._curves.add(trainer)
+            self._add_to_curves(trainer)
         now = time.monotonic()
         if now >= self._next:
             self._write()
@@ -142,35 +140,30 @@ class RunReport(extension.Extension):
         """Ends the record, and prints the verdict."""
         if self._writer is None:
             return
-        self._times.end()
+        self._calls.close()
+        self._stream.keep_no_more(self._kept)
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
-        self._write(RunEnd(
-            time.time(), self._times.updater.iteration, error))
+        self._write(record.RunEnd(time.time(), self._updater.iteration, error))
         self._writer = None
         if self._ranks.rank == 0:
             with self._warns():
                 self._show(error)
 
-    def _write(self, *parts: Part) -> None:
-        with self._warns():
-            assert self._writer is not None
-            self._writer.write([*self._curves.take(), *self._times.take(),
-                                *parts])
-
     def _show(self, error: str) -> None:
         # Until the last lines of ranks that write to this disk are there.
         until = time.monotonic() + _PATIENCE * (not error)
-        while (record := read_record(self._out)).ended < record.hosts.keys():
+        while (found := record.read_record(self._out)).ended < (
+                found.hosts.keys()):
             if time.monotonic() >= until:
                 break
             time.sleep(0.1)
         if not error:
-            print(text(record))
+            print(text(found))
         if self._filename is not None:
             page = os.path.join(self._out, self._filename)
-            write_page(record, page)
+            write_page(found, page)
             print(f'page: {page}')
 
     @contextlib.contextmanager
@@ -186,150 +179,34 @@ class RunReport(extension.Extension):
                     f'{type(error).__name__}: {error}', RuntimeWarning,
                     stacklevel=3)
 
-
-def _start(updater: Any, ranks: int) -> RunStart:
-    """What is known of a start before its first update."""
-    options = {'command': ' '.join(map(str, sys.argv)),
-               'updater': type(updater).__name__}
-    for name, optimizer in updater.get_all_optimizers().items():
-        suffix = '' if name == 'main' else f' {name}'
-        options[f'optimizer{suffix}'] = type(getattr(
-            optimizer, 'actual_optimizer', optimizer)).__name__
-        options[f'model{suffix}'] = (f'{type(optimizer.target).__name__}, '
-                                     f'{_elements(optimizer):,} parameters')
-        communicator = getattr(optimizer, 'communicator', None)
-        if communicator is not None:
-            options |= {'communicator' + suffix: _name_of(communicator), **{
-                option: str(value) for option, value in getattr(getattr(
-                    communicator, 'options', None), '__dict__', {}).items()
-                if option != 'name'}}
-    if (schedule := getattr(updater, 'schedule', None)) is not None:
-        options |= {'schedule': schedule.name, 'stages': str(schedule.stages),
-                    'micro-batches': str(schedule.micro_batches)}
-    ended = json.loads(os.environ.get(ENDED, '[]'))
-    return RunStart(
-        time.time(), updater.iteration, ranks, platform.node(),
-        getattr(getattr(updater, 'grid', None), 'stage_index', None), {
-            **options, 'Python': platform.python_version(),
-            'chainer_fp8pipe': __version__, 'chainer': chainer.__version__,
-            'numpy': numpy.__version__, 'mpi4py': mpi4py.__version__,
-            'MPI': MPI.Get_library_version().strip('\0').split('\n')[0]},
-        len(ended) if is_launched() else None)
-
-
-class _CurveMeans:
-    """Makes points of the values that updates report.
-
-    At first each update is a point.  As points become many, a point is the
-    mean over two updates, then over four, and so on.
-    """
-
-    def __init__(self, iteration: int) -> None:
-        self._begin, self._updates, self._made = iteration, 1, 0
-        self._points: list[CurvePoint] = []
-        self._summary = chainer.reporter.DictSummary()
-
-    def add(self, trainer: Any) -> None:
+    def _add_to_curves(self, trainer: Any) -> None:
         """Takes over what an update and extensions have reported."""
-        updater = trainer.updater
         for name, value in trainer.observation.items():
             value = getattr(value, 'array', value)
             # What is no number is left out; a GPU is not waited for.
             if getattr(value, 'ndim', 0) == 0:
                 with contextlib.suppress(TypeError, ValueError, OverflowError):
-                    self._summary.add({name: value if isinstance(
+                    self._values.add({name: value if isinstance(
                         value, chainer.backends.cuda.ndarray)
                         else float(value)})
-        if (updater.iteration - self._begin) % self._updates:
-            return
-        values = {name: float(value) for name, value
-                  in self._summary.compute_mean().items()}
-        self._summary = chainer.reporter.DictSummary()
-        if values:
-            self._points.append(CurvePoint(
-                time.time(), updater.iteration,
-                float(getattr(updater, 'epoch_detail', 0.0)), values))
-            self._made += 1
-            if self._made % _POINTS == 0:
-                self._updates *= 2
-
-    def take(self) -> list[CurvePoint]:
-        """The points since the last call."""
-        points, self._points = self._points, []
-        return points
-
-
-class _UpdateTimes:
-    """Notes each update's times, and keeps the events of some updates.
-
-    Attributes:
-        updater: Of the trainer.
-    """
-
-    def __init__(self, updater: Any, rank: int) -> None:
-        self.updater, self._rank = updater, rank
-        # Of each update its end, seconds, and seconds by section.
-        self._laps: list[tuple[float, float, dict[str, float]]] = []
-        self._stream = stream_of(updater, *(
-            getattr(optimizer, 'communicator', None)
-            for optimizer in updater.get_all_optimizers().values()))
-        self._begun, self._kept = updater.iteration, self._stream.keep()
-        # The end of the last update of the interval before, and what the
-        # stream had counted by then.
-        self._end, self._counted = 0.0, dict[str, float]()
-        self._regular: list[RecordedUpdate] = []
-        # Of this object alone: a training that never begins leaves nothing.
-        self._calls = AroundCalls()
-        self._calls.add(updater, 'update', self._update)
-
-    def end(self) -> None:
-        """Notes nothing any more."""
-        self._calls.close()
-        self._stream.keep_no_more(self._kept)
-
-    def take(self) -> list[Part]:
-        """The interval since the last call, and updates with their events."""
-        if not self._laps:
-            return []
-        ends, all_busy, by_section = zip(*self._laps, strict=True)
-        steps, busy = numpy.diff([self._end, *ends]), numpy.array(all_busy)
-        sections = {name: numpy.array([one.get(name, 0.0)
-                                       for one in by_section])
-                    for name in PHASES}
-        # Measuring takes time, too, so that sections may add up to more than
-        # the update.
-        sections['other'] = numpy.maximum(0.0, busy - sum(sections.values()))
-        sections['between'] = steps - busy
-        now, before, last = self._counts(), self._counted, (
-            self.updater.iteration)
-        grown = {name: (now[name] - before.get(name, 0.0)) / len(ends)
-                 for name in now}
-        own = busy - sum(sections[name] for name in COMMUNICATION)
-        lower, middle = numpy.quantile(own, [0.25, 0.5]).tolist()
-        parts: list[Part] = [RankInterval(
-            time.time(), self._rank, last - len(ends) + 1, last,
-            (lower, middle),
-            {name: float(values.mean()) for name, values in sections.items()
-             if values.any()},
-            {name: grown[name] for name in PHASES if grown.get(name)},
-            *_sent(self.updater, *(grown[name] for name in _BYTES))),
-            *self._regular]
-        self._end, self._counted = ends[-1], now
-        self._laps, self._regular = [], []
-        return parts
-
-    def _counts(self) -> dict[str, float]:
-        """What the stream has counted: hidden seconds, and bytes."""
-        return {**self._stream.hidden, **{
-            name: getattr(self._stream, name) for name in _BYTES}}
+        iteration = self._updater.iteration
+        if iteration - self._point > (iteration - self._begun) // _POINTS:
+            self._point = iteration
+            self._parts.append(record.CurvePoint(
+                time.time(), iteration,
+                float(getattr(self._updater, 'epoch_detail', 0.0)), {
+                    name: float(value) for name, value
+                    in self._values.compute_mean().items()}))
+            self._values = chainer.reporter.DictSummary()
 
     @contextlib.contextmanager
     def _update(self) -> Iterator[None]:
+        """Times an update, and may keep its events."""
         if not self._end:
-            _watch(self._calls, self._stream, self.updater)
+            _watch(self._calls, self._stream, self._updater)
         begin, before = time.monotonic(), dict(self._stream.seconds)
         yield
-        end, iteration = time.monotonic(), self.updater.iteration
+        end, iteration = time.monotonic(), self._updater.iteration
         taken = self._kept[:]
         # The exchange's thread may have appended meanwhile.
         del self._kept[:len(taken)]
@@ -343,15 +220,81 @@ class _UpdateTimes:
         count, over = divmod(iteration - self._begun, _REGULAR)
         if not over and count.bit_count() == 1 and len(taken) <= _MOST_EVENTS:
             origin = time.monotonic() - time.time()
-            self._regular.append(RecordedUpdate(
+            self._parts.append(record.RecordedUpdate(
                 begin - origin, iteration, end - begin, tuple(
                     event._replace(start=event.start - origin,
                                    end=event.end - origin)
-                    for event in events_of(taken, self._rank, 0.0)
+                    for event in events_of(taken, self._ranks.rank, 0.0)
                     if event.end > begin)))
 
+    def _counts(self) -> dict[str, float]:
+        """What the stream has counted: hidden seconds, and bytes."""
+        return {**self._stream.hidden, **{
+            name: getattr(self._stream, name) for name in _BYTES}}
 
-_BYTES = 'bytes_sent', 'stage_bytes', 'stage_arrays'
+    def _write(self, *more: record.Part) -> None:
+        """Writes what there is, with the updates since the last call."""
+        if self._laps:
+            self._parts.append(self._interval())
+        parts, self._parts = [*self._parts, *more], []
+        with self._warns():
+            self._writer.write(parts)
+
+    def _interval(self) -> record.RankInterval:
+        ends, all_busy, by_section = zip(*self._laps, strict=True)
+        steps, busy = numpy.diff([self._end, *ends]), numpy.array(all_busy)
+        sections = {name: numpy.array([one.get(name, 0.0)
+                                       for one in by_section])
+                    for name in record.PHASES}
+        # Measuring takes time, too, so that sections may add up to more than
+        # the update.
+        sections['other'] = numpy.maximum(0.0, busy - sum(sections.values()))
+        sections['between'] = steps - busy
+        now, before, last = self._counts(), self._counted, (
+            self._updater.iteration)
+        grown = {name: (now[name] - before.get(name, 0.0)) / len(ends)
+                 for name in now}
+        self._laps, self._end, self._counted = [], ends[-1], now
+        lower, middle = numpy.quantile(busy - sum(
+            sections[name] for name in record.COMMUNICATION),
+            [0.25, 0.5]).tolist()
+        return record.RankInterval(
+            time.time(), self._ranks.rank, last - len(ends) + 1, last,
+            (lower, middle),
+            {name: float(values.mean()) for name, values in sections.items()
+             if values.any()},
+            {name: grown[name] for name in record.PHASES if grown.get(name)},
+            *_sent(self._updater, *(grown[name] for name in _BYTES)))
+
+
+def _start(updater: Any, ranks: int) -> record.RunStart:
+    """What is known of a start before its first update."""
+    optimizer = next(iter(updater.get_all_optimizers().values()))
+    settings = {
+        'command': ' '.join(map(str, sys.argv)),
+        'updater': type(updater).__name__,
+        'optimizer': type(getattr(
+            optimizer, 'actual_optimizer', optimizer)).__name__,
+        'model': f'{type(optimizer.target).__name__}, '
+                 f'{_elements(optimizer):,} parameters'}
+    if (communicator := getattr(optimizer, 'communicator', None)) is not None:
+        settings |= {'communicator': _name_of(communicator), **{
+            option: str(value) for option, value in getattr(getattr(
+                communicator, 'options', None), '__dict__', {}).items()
+            if option != 'name'}}
+    if (schedule := getattr(updater, 'schedule', None)) is not None:
+        settings |= {'schedule': schedule.name, 'stages': str(schedule.stages),
+                    'micro-batches': str(schedule.micro_batches)}
+    ended = json.loads(os.environ.get(ENDED, '[]'))
+    return record.RunStart(
+        time.time(), updater.iteration, ranks, platform.node(),
+        getattr(getattr(updater, 'grid', None), 'stage_index', None), {
+            **settings, 'Python': platform.python_version(),
+            'chainer_fp8pipe': __version__, **{
+                one.__name__: one.__version__
+                for one in (chainer, numpy, mpi4py)},
+            'MPI': MPI.Get_library_version().strip('\0').split('\n')[0]},
+        len(ended) if is_launched() else None)
 
 
 def _watch(calls: AroundCalls, stream: EventStream, updater: Any) -> None:
@@ -384,13 +327,12 @@ def _sent(updater: Any, gradients: float, to_stages: float, whole: float
     optimizer = updater.get_all_optimizers().get('main')
     communicator = getattr(optimizer, 'communicator', None)
     if communicator is not None:
-        size = communicator.size
+        size, name = communicator.size, _name_of(communicator)
         # Elements of 4 bytes, which go out and come back.
-        float32 = 8.0 * (size - 1) / size * _elements(optimizer)
-        if not isinstance(getattr(communicator, 'events', None), EventStream):
-            gradients = float32     # ChainerMN's, which counts nothing
-        sent[_name_of(communicator)] = gradients
-        in_float32[_name_of(communicator)] = float32
+        in_float32[name] = 8.0 * (size - 1) / size * _elements(optimizer)
+        # ChainerMN's counts nothing.
+        sent[name] = gradients if isinstance(getattr(
+            communicator, 'events', None), EventStream) else in_float32[name]
     return {codec: own for codec, own in sent.items() if in_float32[codec]
             }, in_float32
 

@@ -1,4 +1,4 @@
-"""Triggers that are those of all ranks, or have no state."""
+"""Triggers that are those of all ranks."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,15 +11,9 @@ from mpi4py import MPI
 from ..mpi.waiting import wait_until
 
 
-class EveryUpdate:
-    """Fires after each update.
-
-    Unlike ``(1, 'iteration')`` it has no state, which snapshots would have,
-    so that a run can go on from the snapshot of one without the extension.
-    """
-
-    def __call__(self, trainer: Any) -> bool:
-        return True
+def every_update(trainer: Any) -> bool:
+    """A trigger without a state: snapshots do not know the extension."""
+    return True
 
 
 class Followed:
@@ -52,5 +46,5 @@ class Followed:
 
 def counts(trigger: Any) -> bool:
     """Whether a trigger depends on the number of updates alone."""
-    return type(trigger) in (IntervalTrigger, ManualScheduleTrigger,
-                             EveryUpdate, Followed)
+    return trigger is every_update or type(trigger) in (
+        IntervalTrigger, ManualScheduleTrigger, Followed)
