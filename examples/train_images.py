@@ -18,7 +18,6 @@ from chainer_fp8pipe import (
     large_batch,
 )
 from chainer_fp8pipe.images.transforms import Normalise
-from chainer_fp8pipe.training.extensions import MovingAverage
 from chainer_fp8pipe.training.losses import smoothed_cross_entropy
 
 import chainer
@@ -116,12 +115,10 @@ def main():
     updater = training.StandardUpdater(iterator, optimizer,
                                        converter=batch_arrays)
     trainer = training.Trainer(updater, (options.epoch, 'epoch'), options.out)
-    average = MovingAverage(model, 0.9)
-    trainer.extend(average)
     validation = val.iterator(options.batchsize, options.workers, prefetch=4,
                               repeat=False, shuffle=False)
-    trainer.extend(average.evaluator(chainermn.create_multi_node_evaluator(
-        extensions.Evaluator(validation, model, batch_arrays), comm)))
+    trainer.extend(chainermn.create_multi_node_evaluator(
+        extensions.Evaluator(validation, model, batch_arrays), comm))
     if comm.rank == 0:
         trainer.extend(extensions.observe_lr())
     common.run(trainer, comm, options,
@@ -129,9 +126,8 @@ def main():
     validation.finalize()
 
     if comm.rank == 0:
-        with average.weights():
-            chainer.serializers.save_npz(
-                os.path.join(options.out, 'model.npz'), model)
+        chainer.serializers.save_npz(
+            os.path.join(options.out, 'model.npz'), model)
         accuracy = trainer.observation['validation/main/accuracy']
         batch = options.batchsize * comm.size
         print(f'{100 * float(accuracy):.2f} % of the test images after '

@@ -1,4 +1,4 @@
-"""Trainer extensions: reports, exact snapshots; averages of weights.
+"""Trainer extensions: reports, exact snapshots.
 
 The names are loaded when they are first asked for.
 """
@@ -8,7 +8,6 @@ _HOMES = {name: f'chainer_fp8pipe.training.{module}'
           for name, module in (
               ('CommunicationReport', 'extensions.reports'),
               ('CompressionReport', 'extensions.reports'),
-              ('MovingAverage', 'extensions.moving_average'),
               ('PipelineTimeline', 'extensions.timeline'),
               ('Snapshot', 'snapshots.snapshot'),
               ('find_snapshots', 'snapshots.snapshot'),
