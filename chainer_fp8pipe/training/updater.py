@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -141,21 +141,13 @@ class PipelineUpdater(StandardUpdater):
     """
 
     def __init__(self, iterator: Any, optimizer: Any, comm: Any, *,
-                 loss_func: Callable | None = None,
-                 micro_batches: int | None = None,
-                 schedule: str | None = None,
-                 recompute: Any = None,
-                 metrics: Mapping[str, Callable] | None = None,
-                 loss_weight: Callable | None = None,
                  converter: Callable = concat_examples, device: Any = None,
-                 seed: int = 0,
-                 auto_new_epoch: bool = True) -> None:
+                 auto_new_epoch: bool = True, **options: Any) -> None:
         #: The :class:`.Pipeline`.
-        self.pipeline = Pipeline(
-            optimizer, comm, micro_batches=micro_batches, schedule=schedule,
-            recompute=recompute, loss_func=loss_func, metrics=metrics,
-            loss_weight=loss_weight, seed=seed, device=device)
-        self.grid = self.pipeline.grid
+        self.pipeline = Pipeline(optimizer, comm, device=device, **options)
+        #: Its :class:`ProcessGrid`, schedule and :class:`.EventStream`.
+        self.grid, self.schedule, self.events = (
+            self.pipeline.grid, self.pipeline.schedule, self.pipeline.events)
 
         def start() -> None:
             if iterator is None and self.grid.stage_index == 0:
@@ -166,16 +158,6 @@ class PipelineUpdater(StandardUpdater):
                 else iterator, optimizer, converter, device,
                 auto_new_epoch=auto_new_epoch)
         raise_together(self.grid.comm, start, error=ValueError)
-
-    @property
-    def schedule(self) -> Any:
-        """The :class:`~.schedules.Schedule`."""
-        return self.pipeline.schedule
-
-    @property
-    def events(self) -> Any:
-        """What this rank does, an :class:`.EventStream`."""
-        return self.pipeline.events
 
     def update_core(self) -> None:
         """One update of all stages; call it on all ranks."""

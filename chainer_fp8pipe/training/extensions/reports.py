@@ -9,7 +9,6 @@ from typing import Any
 import chainer
 from chainer.training import extension
 
-from ...codecs import TensorReport
 from ...report.record import written_whole
 from ...report.stream import EventStream
 
@@ -64,10 +63,9 @@ class CommunicationReport(extension.Extension):
 class CompressionReport(extension.Extension):
     """Writes the fp8 codec's effect on each tensor to ``compression.json``.
 
-    An entry has, per tensor, the ratio q that sets its scale, and the share of
-    this rank's elements that were clipped since the last one.  The file is
-    written at each call, every 10 iterations by default.  With several
-    optimizers tensors' names begin with theirs: ``'critic:/l1/W'``.
+    Each call, every 10 iterations by default, adds per tensor the ratio q that
+    sets its scale, and the share of rank 0's elements that were clipped since
+    the last one; beside a second optimizer's, as of ``'critic:/l1/W'``.
 
     Args:
         comm: An fp8 communicator of this package.
@@ -85,7 +83,7 @@ class CompressionReport(extension.Extension):
             raise TypeError('CompressionReport needs a communicator made by '
                             "chainer_fp8pipe.create_communicator('fp8'), "
                             f'not {comm!r}')
-        self._comm = comm
+        self._comm: Any = comm
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Goes on with the file of a run that goes on."""
@@ -96,24 +94,21 @@ class CompressionReport(extension.Extension):
                 'iteration'] <= trainer.updater.iteration]
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        now, tensors = self._reports(trainer), {}
-        for name, report in now.items():
-            last = self._last.get(name, report._replace(clipped=0, encoded=0))
-            if encoded := report.encoded - last.encoded:
-                tensors[name] = {'q': report.q, 'clipped': (
-                    report.clipped - last.clipped) / encoded}
-        self._last = now
+        before, self._last = self._last, self._reports(trainer)
+        tensors = {}
+        for name, (q, clipped, encoded) in self._last.items():
+            _, clipped_then, encoded_then = before.get(name, (q, 0, 0))
+            if encoded > encoded_then:
+                tensors[name] = {'q': q, 'clipped': (
+                    clipped - clipped_then) / (encoded - encoded_then)}
         if tensors and self._comm.rank == 0:
             self._record.append({'iteration': trainer.updater.iteration,
                                  'tensors': tensors})
             with written_whole(self._path) as file:
                 json.dump(self._record, file, indent=1)
 
-    def _reports(self, trainer: chainer.training.Trainer
-                 ) -> dict[str, TensorReport]:
+    def _reports(self, trainer: chainer.training.Trainer) -> dict[str, Any]:
         return {('' if owner == 'main' else f'{owner}:') + name: report
-                for owner, optimizer
-                in trainer.updater.get_all_optimizers().items()
-                for comm in [getattr(optimizer, 'communicator', None)]
-                if comm is not None and comm is self._comm
-                for name, report in comm.report(optimizer.target).items()}
+                for owner, one in trainer.updater.get_all_optimizers().items()
+                if vars(one).get('communicator') is self._comm
+                for name, report in self._comm.report(one.target).items()}

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import time
@@ -17,7 +16,7 @@ from mpi4py import MPI
 from ...intercept.patching import AroundCalls
 from ...mpi.agreement import raise_together
 from ...report.record import written_whole
-from ...report.stream import Event, events_of
+from ...report.stream import events_of
 from ...report.timeline import chrome_trace, picture
 from ..checks import check_count
 
@@ -28,16 +27,13 @@ class PipelineTimeline(extension.Extension):
     One row per rank: forward, backward, update and communication, as in
     figure 3 of Takisawa et al. (see :class:`PipelineUpdater`), and the
     exchange of a replica.  The JSON is a Chrome trace, for
-    ``chrome://tracing`` or Perfetto.  Other updates lose no time.
-
-    The ranks of a node have one clock.  Those of different nodes take the end
-    of a barrier, some tens of microseconds apart, for the same moment.
+    ``chrome://tracing`` or Perfetto.  Nodes take the end of a barrier, some
+    tens of microseconds apart, for the same moment.
 
     Args:
         updater: The trainer's :class:`PipelineUpdater`.
         iteration: The update to record, counted from 1.  The first ones also
-            allocate and make connections.  A training that ends before it
-            warns.
+            allocate and make connections.
 
     Raises:
         ValueError: ``iteration`` is less than 1, or no integer.
@@ -50,15 +46,16 @@ class PipelineTimeline(extension.Extension):
     def __init__(self, updater: Any, iteration: int = 10) -> None:
         check_count('iteration', iteration)
         self._updater, self._iteration = updater, iteration
-        self._calls, self._events = AroundCalls(), list[Event]()
+        self._calls = AroundCalls()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        self._calls.add(self._updater, 'update', lambda: (
-            self._recorded() if self._updater.iteration + 1 == self._iteration
-            else contextlib.nullcontext()))
+        self._calls.add(self._updater, 'update', self._recorded)
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
+        if self._updater.iteration + 1 != self._iteration:
+            yield
+            return
         comm, stream = self._updater.grid.comm, self._updater.events
         node = comm.Split_type(MPI.COMM_TYPE_SHARED)
         comm.Barrier()
@@ -72,29 +69,28 @@ class PipelineTimeline(extension.Extension):
             self._events = events_of(kept, comm.rank, origin)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        if self._updater.iteration == self._iteration:
-            comm = self._updater.grid.comm
-            everyone = comm.gather(self._events)
-            raise_together(comm, lambda: self._write(
-                os.path.join(trainer.out, 'timeline'),
-                [*itertools.chain(*(everyone or ()))]))
+        if self._updater.iteration != self._iteration:
+            return
+        comm, of = self._updater.grid.comm, self._updater.schedule
+        path = os.path.join(trainer.out, 'timeline')
+        events = [event for own in comm.gather(self._events) or ()
+                  for event in own]
+
+        def write() -> None:
+            if events:      # only rank 0 has some
+                with written_whole(f'{path}.json') as file:
+                    json.dump(chrome_trace(events), file)
+                with written_whole(f'{path}.svg') as file:
+                    file.write(picture(
+                        events, f'{of.name}, stages: {of.stages}, '
+                        f'micro-batches: {of.micro_batches}'))
+        raise_together(comm, write)
 
     def finalize(self) -> None:
         """Records nothing any more."""
         self._calls.close()
         if self._updater.iteration < self._iteration and not (
                 self._updater.grid.comm.rank):
-            warnings.warn(
-                'PipelineTimeline has recorded nothing: the training ended '
-                f'after update {self._updater.iteration}, before update '
-                f'{self._iteration}; pass a smaller iteration', stacklevel=2)
-
-    def _write(self, path: str, events: list[Event]) -> None:
-        if not events:      # but rank 0 has none
-            return
-        of = self._updater.schedule
-        with written_whole(f'{path}.json') as file:
-            json.dump(chrome_trace(events), file)
-        with written_whole(f'{path}.svg') as file:
-            file.write(picture(events, f'{of.name}, stages: {of.stages}, '
-                               f'micro-batches: {of.micro_batches}'))
+            warnings.warn('PipelineTimeline has recorded nothing: the training'
+                          f' ended before update {self._iteration}; pass a '
+                          'smaller iteration', stacklevel=2)
