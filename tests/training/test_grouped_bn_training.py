@@ -12,7 +12,6 @@ from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
 
 import chainer
-import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy as np
@@ -92,49 +91,6 @@ def test_micro_batches_of_replicas_are_normalised_together(
     for name in wanted:
         assert_close(found[name], wanted[name])
     grid.free()
-
-
-class Classifier(chainer.Chain):
-    def __init__(self):
-        super().__init__(one=L.Linear(8, 16, nobias=True),
-                         norm=L.BatchNormalization(16), two=L.Linear(16, 5))
-
-    def forward(self, x, t):
-        h = self.two(F.relu(self.norm(self.one(x))))
-        return F.softmax_cross_entropy(h, t)
-
-
-def train(comm, name, dtype, **options):
-    """Parameters and running statistics after some updates."""
-    np.random.seed(0)
-    with chainer.using_config('dtype', dtype):
-        model = create_grouped_bn_model(Classifier(), comm)
-    communicator = create_communicator(name, mpi_comm=comm, **options)
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.MomentumSGD(0.05), communicator)
-    optimizer.setup(model)
-    x, t = dataset(6 * comm.size, seed=1)
-    x = x.astype(chainer.get_dtype(dtype))
-    me = slice(6 * comm.rank, 6 * comm.rank + 6)
-    for _ in range(8):
-        optimizer.update(model, x[me], t[me])
-    communicator.finalize()
-    return [parameter.array for parameter in model.params()] + [
-        model.norm.avg_mean, model.norm.avg_var]
-
-
-@on_ranks(2, 4)
-@pytest.mark.parametrize('name', ['float32', 'fp8'])
-@pytest.mark.parametrize('dtype', [np.float32, chainer.mixed16])
-def test_grouped_bn_works_with_an_exchange_during_backward(comm, name, dtype):
-    with chainer.using_config('train', True):
-        late, early = (train(comm, name, dtype, overlap=overlap,
-                             bucket_bytes=64) for overlap in (False, True))
-    for one, two in zip(late, early, strict=True):
-        assert np.isfinite(one).all()
-        np.testing.assert_array_equal(one, two)
-    for values in zip(*comm.allgather(late), strict=True):
-        assert len({value.tobytes() for value in values}) == 1
 
 
 class NoPaper:

@@ -1,16 +1,12 @@
 """The files of a snapshot, one of each rank: whole, or refused."""
 # A snapshot is a folder, ``snapshot_iter_100.ranks``, with a file of each
-# rank, ``rank0of4.npz``, a zip archive that NumPy opens as any other.  No rank
-# waits for another one to write, and nothing is sent: on hosts that share no
-# disk each keeps the files of its own ranks.  The price: to go on with other
-# ranks, hosts must see one disk.
+# rank, ``rank0of4.npz``, a zip archive that NumPy opens as any other.  Nothing
+# is sent: on hosts that share no disk each keeps the files of its own ranks.
+# The price: to go on with other ranks, hosts must see one disk.
 #
 # A file gets its name when all of it is on the disk.  A snapshot is whole when
 # the files of all ranks are there and have the same identity.  The manifest in
 # a file has a digest of each value.  No value is a pickle: nothing is run.
-#
-# Keys are those of Chainer's ``save_npz(path, trainer)``, and below ``job/``
-# what that leaves out: ``load_npz`` reads the model, or the whole trainer.
 from __future__ import annotations
 
 import contextlib
@@ -28,7 +24,7 @@ from numpy.lib import format as npy
 
 from ...report.record import written_whole
 
-_FORMAT = 8
+_FORMAT = 9
 _MANIFEST = 'job/manifest.json'
 
 State = dict[str, numpy.ndarray]
@@ -45,13 +41,7 @@ class Manifest(NamedTuple):
     rank: int
     ranks: int
     identity: str               # what the files of one snapshot have in common
-    communicator: str           # the names of the job's communicators
     digests: dict[str, str]     # by key
-
-
-def folder_of(directory: str, iteration: int) -> str:
-    """Where the files of a snapshot are."""
-    return os.path.join(directory, f'snapshot_iter_{iteration}.ranks')
 
 
 def iteration_of(folder: str) -> int:
@@ -63,52 +53,33 @@ def iteration_of(folder: str) -> int:
 
 def files_in(folder: str) -> list[str]:
     """The files of all ranks that this host sees."""
-    return sorted(glob.glob(os.path.join(glob.escape(folder), 'rank*.npz')))
+    return glob.glob(os.path.join(glob.escape(folder), 'rank*.npz'))
 
 
 def find_snapshots(directory: str) -> list[str]:
-    """The snapshots in a directory, oldest iteration first.
-
-    Whether they are whole :func:`resume` finds out.
-    """
+    """The snapshots in a directory, whole or not, oldest iteration first."""
     return sorted((path for path in glob.glob(os.path.join(
-        glob.escape(directory), '*')) if iteration_of(path) >= 0),
-        key=iteration_of)
+        glob.escape(directory), '*')) if iteration_of(path) >= 0
+        and files_in(path)), key=iteration_of)
 
 
-def write(folder: str, state: State, rank: int, ranks: int, identity: str,
-          communicator: str) -> None:
-    """Writes a rank's file; what was there before is replaced at the end.
-
-    When this returns, file and names are on the disk.
-    """
+def write(folder: str, state: State, rank: int, ranks: int, identity: str
+          ) -> None:
+    """Writes a rank's file; what was there before is replaced at the end."""
     os.makedirs(folder, exist_ok=True)
-    try:
-        with written_whole(os.path.join(folder, f'rank{rank}of{ranks}.npz'),
-                           'wb') as file:
-            with zipfile.ZipFile(file, 'w') as archive:
-                for key, value in state.items():
-                    with archive.open(f'{key}.npy', 'w', force_zip64=True
-                                      ) as member:
-                        npy.write_array(member, value, allow_pickle=False)
-                archive.writestr(_MANIFEST, json.dumps({
-                    'format': _FORMAT, 'rank': rank, 'ranks': ranks,
-                    'identity': identity, 'communicator': communicator,
-                    'digests': {key: digest_of(value)
-                                for key, value in state.items()}}))
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)        # if it has no other file
-        raise
-    for one in folder, os.path.dirname(folder) or '.':
-        with contextlib.suppress(OSError):      # not every system can
-            number = os.open(one, os.O_RDONLY)
-            try:
-                os.fsync(number)
-            finally:
-                os.close(number)
+    with written_whole(os.path.join(folder, f'rank{rank}of{ranks}.npz'), 'wb'
+                       ) as file:
+        with zipfile.ZipFile(file, 'w') as archive:
+            for key, value in state.items():
+                with archive.open(f'{key}.npy', 'w', force_zip64=True
+                                  ) as member:
+                    npy.write_array(member, value, allow_pickle=False)
+            archive.writestr(_MANIFEST, json.dumps({
+                'format': _FORMAT, 'rank': rank, 'ranks': ranks,
+                'identity': identity, 'digests': {
+                    key: digest_of(value) for key, value in state.items()}}))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def digest_of(value: numpy.ndarray) -> str:

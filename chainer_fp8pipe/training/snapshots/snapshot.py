@@ -1,10 +1,4 @@
-"""Snapshots of a whole job, and continuation from them.
-
-Chainer's ``snapshot`` writes the state of one rank.  A run continues exactly
-only if every rank gets back its own iterator, random numbers and residuals, so
-here each writes a file.  Parameters have the names of the whole model; so a
-run can also go on with another number of stages or replicas.
-"""
+"""Snapshots of a whole job, and continuation from them."""
 from __future__ import annotations
 
 import contextlib
@@ -12,11 +6,10 @@ import os
 import re
 import shutil
 import sys
-import threading
-import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from concurrent import futures
 from typing import Any
 
 import chainer
@@ -29,43 +22,15 @@ from ...chains.saving import saving_parts
 from ...mpi import all_ranks
 from ...mpi.agreement import agree, raise_together
 from ...mpi.grid import grid_of
-from ...mpi.waiting import wait_until
+from ...mpi.waiting import Wait, wait_until, waiting, world_ranks
 from ...report.record import written_whole
 from ..checks import check_count
 from ..triggers import Followed
-from .file import (
-    DamagedSnapshot,
-    Manifest,
-    State,
-    files_in,
-    find_snapshots,
-    folder_of,
-    iteration_of,
-    manifest_of,
-    read,
-    write,
-)
-from .state import (
-    MODEL,
-    arrays_of,
-    beginnings,
-    collect,
-    describe,
-    fitted,
-    incompatible,
-    layout,
-    names_of_communicators,
-    note_beginning,
-    restore,
-    wanted,
-)
+from . import file, state
+from .file import DamagedSnapshot, State, find_snapshots, iteration_of
 
 #: Seconds for which a training that has failed waits for its own file.
 _PATIENCE = 60.0
-#: So many failed snapshots in a row end a training.
-_FAILURES = 3
-#: Seconds after which ranks that are not there do not take part.
-IN_VAIN = 120.0
 
 
 class Snapshot(extension.Extension):
@@ -81,27 +46,24 @@ class Snapshot(extension.Extension):
     ``chainer.serializers.load_npz(FILE, model, 'updater/model:main/')`` loads
     a model: the whole one of replicas, a stage of a pipeline.
 
-    If it cannot be written (disk full, no permission), training goes on with a
-    warning of rank 0, until three in a row have failed.  An attribute of a
-    hook, an extension or an iterator that the training changes, and that
-    cannot be saved, is named in a warning.
+    If it cannot be written, training goes on with a warning of rank 0, which
+    also names each attribute of a hook, an extension or an iterator that the
+    training changes and that cannot be saved.
 
     Args:
         comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a
             communicator of mpi4py's.  Residuals are found in it and in the
             communicators of multi-node optimizers.
-        retain: How many of the newest snapshots to keep; None: all.  Older
-            ones are removed before the next one is begun.
+        retain: How many of the newest snapshots to keep; None: all.
         directory: Of the snapshots, made when it is needed; None: the
             trainer's ``out``.  Hosts may have one of the same name each; they
             must share it for a run that goes on with other ranks.
 
     Raises:
         ValueError: ``retain`` is no positive integer.
-        RuntimeError: After the first update, on the ranks that have the
-            extension: others have it not, or a new run finds snapshots, which
-            would be mixed with its own.  Later, on all ranks: a value cannot
-            be saved, or three snapshots in a row were not written.
+        RuntimeError: On all ranks: after the first update, if a new run finds
+            snapshots, which would be mixed with its own; later, if a value
+            cannot be saved, or the last snapshot was not written.
     """
 
     trigger = 1, 'epoch'
@@ -113,54 +75,52 @@ class Snapshot(extension.Extension):
         if retain is not None:
             check_count('retain', retain)
         self._comm, self._retain, self._directory = comm, retain, directory
-        self._failed = 0            # in a row
-        self._named: set[str] = set()   # attributes in warnings
-        self._writing: _Writing | None = None
+        self._named = set[str]()        # in warnings
+        # The folder that is being written, and what is not in it.
+        self._writing: tuple[futures.Future, str, list[str]] | None = None
         self._copies: State = {}
         self._trainer: training.Trainer | None = None
-
-    def directory(self, trainer: training.Trainer) -> str:
-        """Where the snapshots of a trainer are."""
-        return trainer.out if self._directory is None else self._directory
 
     def initialize(self, trainer: training.Trainer) -> None:
         """Begins to take part; sends nothing that another rank waits for."""
         ranks, self._trainer = all_ranks(self._comm), trainer
         self._saved = begin = trainer.updater.iteration
-        # Of the stop trigger, before it was asked: a run that goes on asks
-        # it again.
-        self._stop: State = {}
         # Training may be a part of an except block.
         self._handled = sys.exc_info()[1]
         is_first = [True]
-        is_new = begin == 0 and trainer not in beginnings
+        is_new = begin == 0 and trainer not in state.beginnings
 
-        def look() -> None:
-            if is_new and (found := find_snapshots(self.directory(trainer))):
+        def look(folder: str, whole: int) -> None:
+            if is_new:
                 raise FileExistsError(
-                    f'{found[-1]} is of another run; resume from it, move it '
+                    f'{folder} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
+            if iteration_of(folder) > begin and not whole:
+                shutil.rmtree(folder, ignore_errors=True)
+            elif iteration_of(folder) > begin:      # the first rank's counts
+                with contextlib.suppress(OSError):
+                    os.rename(folder, f'{folder}.given_up.{uuid.uuid4().hex}')
 
-        def after_update() -> None:
+        def before() -> None:
             if is_first:        # the first update has brought all ranks here
                 is_first.clear()
-                agree(ranks, {}, wait=_in_time)
-                raise_together(ranks, look)
-                for folder in _folders(ranks, self.directory(trainer)):
-                    if iteration_of(folder) > begin:
-                        _set_aside(folder, bool(_files(ranks, folder)[0]))
-            if hasattr(trainer.stop_trigger, 'serialize'):
-                self._stop = arrays_of(trainer.stop_trigger, 'stop_trigger/')
+                with waiting(lambda: [Wait(
+                        'Snapshot on all ranks (extend every trainer with it)',
+                        world_ranks(ranks))]):
+                    agree(ranks, {})
+                found = _seen(ranks, self._directory or trainer.out)
+                raise_together(ranks, lambda: [*map(
+                    look, found, found.values())])
         for entry in trainer._extensions.values():
             if entry.extension is self and type(entry.trigger) is not Followed:
-                entry.trigger = Followed(entry.trigger, ranks, after_update)
-        note_beginning(trainer)
+                entry.trigger = Followed(entry.trigger, ranks, before)
+        state.note_beginning(trainer)
 
     def __call__(self, trainer: training.Trainer) -> None:
         self._complete()
-        self._begin(trainer, {})
+        self._begin(trainer)
         if self._trainer is None:       # outside of a Trainer's loop
-            self._complete(1)
+            self._complete(is_last=True)
 
     def finalize(self) -> None:
         """Takes the last snapshot, and waits for it.
@@ -169,30 +129,30 @@ class Snapshot(extension.Extension):
         waits for this rank's file.
         """
         trainer, self._trainer = self._trainer, None
-        if trainer is None or sys.exc_info()[1] is not self._handled:
-            if self._writing is not None:
-                self._writing.join(_PATIENCE)
-                self._writing = None
-        else:
-            self._complete()
+        if trainer is not None and sys.exc_info()[1] is self._handled:
             if trainer.updater.iteration > self._saved:
-                self._begin(trainer, self._stop)
-            self._complete()
-        self._copies = {}
+                self._complete()
+                self._begin(trainer, is_last=True)
+            self._complete(is_last=True)
+        elif self._writing is not None:
+            futures.wait(self._writing[:1], _PATIENCE)
+        self._copies, self._writing = {}, None
 
-    def _begin(self, trainer: training.Trainer, stop: State) -> None:
+    def _begin(self, trainer: training.Trainer, is_last: bool = False) -> None:
         """Begins this rank's file of its state, as it is now.
 
-        ``stop`` is that of the stop trigger, if it is to be another.  Values
-        are copied into those of the last time, where they fit, as the system
-        takes several times as long to give new memory.
+        Values are copied into those of the last time, where they fit, as the
+        system takes several times as long to give new memory.  The last one
+        has no stop trigger's state: a run that goes on asks it again.
         """
-        ranks = all_ranks(self._comm)
+        ranks, last = all_ranks(self._comm), self._copies
 
         def copied() -> list[str]:
-            state, left_out = collect(trainer, self._comm)
-            last, self._copies = self._copies, {}
-            for key, value in (state | stop).items():
+            found, left_out = state.collect(trainer, self._comm)
+            self._copies = {}
+            for key, value in found.items():
+                if is_last and key.startswith('stop_trigger/'):
+                    continue
                 old = last.get(key)
                 if old is None or (old.shape, old.dtype) != (
                         value.shape, value.dtype):
@@ -202,66 +162,44 @@ class Snapshot(extension.Extension):
             return left_out
         left_out = raise_together(ranks, copied)
         self._saved = trainer.updater.iteration
-        self._writing = _Writing(
-            folder_of(self.directory(trainer), self._saved), self._copies,
-            left_out, rank=ranks.rank, ranks=ranks.size,
-            identity=ranks.bcast(uuid.uuid4().hex),
-            communicator=names_of_communicators(trainer, self._comm))
+        folder = os.path.join(self._directory or trainer.out,
+                              f'snapshot_iter_{self._saved}.ranks')
+        writing = futures.ThreadPoolExecutor(1, 'snapshot').submit(
+            file.write, folder, self._copies, ranks.rank, ranks.size,
+            ranks.bcast(uuid.uuid4().hex))
+        self._writing = writing, folder, left_out
 
-    def _complete(self, most: int = _FAILURES) -> None:
+    def _complete(self, is_last: bool = False) -> None:
         """Waits for the files of all ranks, and removes older snapshots.
 
-        Raises RuntimeError on all ranks if so many in a row were not written,
-        or a warning is an error.
+        Raises RuntimeError on all ranks if the last one was not written, or a
+        warning is an error.
         """
-        writing, self._writing = self._writing, None
-        if writing is None:
+        if self._writing is None:
             return
-        wait_until(lambda: not writing.is_alive())
-        ranks = all_ranks(self._comm)
-        told = ranks.allgather((writing.problem, writing.left_out))
+        (writing, folder, left_out), self._writing = self._writing, None
+        wait_until(writing.done)
+        error, ranks = writing.exception(), all_ranks(self._comm)
+        told = ranks.allgather((
+            error and f'{type(error).__name__}: {error}', left_out))
         problem = '; '.join(f'rank {rank}: {text}'
                             for rank, (text, _) in enumerate(told) if text)
-        left_out = {text for _, texts in told for text in texts}
-        self._failed = self._failed + 1 if problem else 0
-        if self._failed >= most:
-            raise RuntimeError(
-                f'{writing.folder} could not be written ({problem}), the '
-                f'{self._failed}. in a row. Make room, or choose another '
-                "directory (the trainer's out), and resume")
-        if not problem:
-            self._make_room(writing.folder)
-        _warn(ranks, [f'{writing.folder} could not be written ({problem}); '
-                      'training goes on, and older snapshots are still there'
-                      ] * bool(problem) + [
+        if problem:
+            problem = (f'{folder} could not be written ({problem}); older '
+                       'snapshots are still there')
+            if is_last:
+                raise RuntimeError(problem)
+        elif self._retain:
+            for one in find_snapshots(
+                    os.path.dirname(folder) or '.')[:-self._retain]:
+                shutil.rmtree(one, ignore_errors=True)
+        new = {text for _, texts in told for text in texts} - self._named
+        self._named |= new
+        _warn(ranks, [*filter(None, [problem]), *(
             f'the training changes {text}, which is in no snapshot: a run '
             'that goes on has it as the script makes it; keep numbers, texts, '
             'arrays, and lists or dictionaries of them'
-            for text in sorted(left_out - self._named)])
-        self._named |= left_out
-
-    def _make_room(self, folder: str) -> None:
-        """Of all ranks that see one of these the first one does it."""
-        found = find_snapshots(os.path.dirname(folder) or '.')
-        for one in found[:-self._retain] if self._retain else ():
-            shutil.rmtree(one, ignore_errors=True)
-
-
-class _Writing(threading.Thread):
-    """Writes this rank's file beside the training."""
-
-    def __init__(self, folder: str, state: State, left_out: list[str],
-                 **about: Any) -> None:
-        super().__init__(name='writer of a snapshot', daemon=True)
-        self.folder, self.left_out, self.problem = folder, left_out, ''
-        self._state, self._about = state, about
-        self.start()
-
-    def run(self) -> None:
-        try:
-            write(self.folder, self._state, **self._about)
-        except Exception as error:      # all ranks are told
-            self.problem = f'{type(error).__name__}: {error}'
+            for text in sorted(new))])
 
 
 # --- reading -----------------------------------------------------------------
@@ -272,13 +210,12 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
 
     Call it after all extensions were added, before ``trainer.run()``.
 
-    With the same number of ranks, the same layers on each, and the same kind
-    of communicator, the run goes on exactly, and each rank reads its own file.
-    Otherwise it goes on with a warning, and every rank must see the files of
-    all.  Values that differed between ranks are then the first rank's.  An
-    iterator over a share of the data set goes on at the same share of its
-    epoch, in its own order.  Residuals, codec state and the random numbers of
-    new ranks start afresh.
+    With as many ranks, the same layers on each, and the same kind of
+    communicator, the run goes on exactly, and each rank reads its own file.
+    Otherwise it goes on with a warning, and every rank must see all files.
+    Values that differed between ranks are then the first rank's, an iterator
+    over a share of the data goes on at the same share of its epoch, and
+    residuals, codec state and the random numbers of new ranks start afresh.
 
     The snapshot's values of optimizers count, not the script's: a learning
     rate that is to be another one is set after this call.  Extensions are
@@ -289,10 +226,8 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
         comm: The ranks, as for :class:`Snapshot`.
         path: The snapshot, or a directory with several: the newest whole one
             counts.
-        damaged: For a directory with snapshots of which none is whole:
-            ``'error'``, or ``'aside'``, which leaves the trainer as it is,
-            with a warning.  A file that cannot be read is an error in both
-            cases.
+        damaged: ``'aside'`` leaves the trainer as it is, with a warning, where
+            none is whole.  A file that cannot be read is always an error.
 
     Returns:
         The iteration at which training goes on.
@@ -303,17 +238,19 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
             it was.  Or a rank cannot restore its part: make the trainer anew.
     """
     ranks = all_ranks(comm)
-    if damaged not in ('error', 'aside'):
-        raise ValueError(f'damaged must be error or aside, not {damaged!r}')
-    note_beginning(trainer)
-    current = raise_together(ranks, lambda: collect(trainer, comm)[0],
-                             error=ValueError)
+    state.note_beginning(trainer)
+    current = raise_together(
+        ranks, lambda: state.collect(trainer, comm)[0], error=ValueError)
     texts = []      # of warnings
-    for folder in (found := _folders(ranks, path)):
+    for folder, number in (found := _seen(ranks, path)).items():
         try:
-            saved, exact, parts = _read(ranks, folder, current, trainer, comm)
+            saved, exact, parts = _read(
+                ranks, folder, number, current, trainer)
             break
-        except DamagedSnapshot as error:
+        except ValueError as error:
+            # What was raised on other ranks is only in the text.
+            if DamagedSnapshot.__name__ not in str(error):
+                raise
             texts.append(f'{folder} is not whole and is passed over: {error}')
     else:
         agree(ranks, {}, '' if found and damaged == 'aside' else (
@@ -322,20 +259,20 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
         _warn(ranks, [*texts, 'the training begins anew'])
         return trainer.updater.iteration
     if not exact:
-        saved, changed = fitted(saved, current, parts, ranks.rank)
+        state.fit(saved, current)
         texts.append(
             f'{folder} is of a run with another layout ({len(parts)} ranks, '
-            f'communicator {parts[0].communicator}). Model, optimizer and '
-            f'iterator go on{changed}; residuals, codec state and the random '
-            'numbers of new ranks start afresh')
-    taken = set().union(*ranks.allgather(
-        [key for key in saved if key.startswith(MODEL)]))
-    agree(ranks, {}, incompatible(saved, current, trainer) or next((
-        f'the snapshot has {describe(key)}, the model has not'
+            f'or another communicator). Model, optimizer and iterators go on, '
+            'those over another share of the data at the same share of their '
+            'epoch; residuals, codec state and the random numbers of new '
+            'ranks start afresh')
+    taken = set().union(*ranks.allgather([*filter(state.is_models, saved)]))
+    agree(ranks, {}, state.incompatible(saved, current, trainer) or next((
+        f'the snapshot has {state.describe(key)}, the model has not'
         for part in parts for key in part.digests
-        if key.startswith(MODEL) and key not in taken), ''))
+        if state.is_models(key) and key not in taken), ''))
     _warn(ranks, texts)
-    raise_together(ranks, lambda: restore(saved, trainer, comm),
+    raise_together(ranks, lambda: state.restore(saved, trainer, comm),
                    error=ValueError)
     go_on(trainer.updater)
     return trainer.updater.iteration
@@ -360,105 +297,64 @@ def go_on(updater: Any) -> None:
         updater.resumed()
 
 
-def _set_aside(folder: str, is_whole: bool) -> None:
-    """Renames a snapshot of a run that was given up, or removes a half one.
+def _seen(ranks: MPI.Comm, path: str) -> dict[str, int]:
+    """The snapshots that any rank sees in a directory, the newest first.
 
-    All ranks do so, and the first one's counts.
+    By their folders: of how many ranks it is; 0: not all files are there.
     """
-    if not is_whole:
-        shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        os.rename(folder, f'{folder}.given_up.{uuid.uuid4().hex[:8]}')
+    names: dict[str, str] = defaultdict(str)
+    for one in ranks.allgather({
+            os.path.basename(folder) * (folder != path): ' '.join(
+                os.path.basename(name) for name in file.files_in(folder))
+            for folder in ([path] if file.files_in(path)
+                           else find_snapshots(path))}):
+        for folder, files in one.items():
+            names[folder] += f' {files} '
+    return {os.path.join(path, folder) if folder else path: next((
+        int(number) for number in re.findall(r'of(\d+)\.', names[folder])
+        if all(f' rank{rank}of{number}.npz ' in names[folder]
+               for rank in range(int(number)))), 0)
+        for folder in sorted(names, key=iteration_of, reverse=True)}
 
 
-def _in_time(done: Callable[[], bool]) -> None:
-    """Waits for ranks that may not take part."""
-    end = time.monotonic() + IN_VAIN
-    wait_until(lambda: done() or time.monotonic() > end)
-    if not done():
-        raise RuntimeError('Snapshot is on this rank but not on all; extend '
-                           'the trainer with it on all ranks')
-
-
-def _folders(ranks: MPI.Comm, path: str) -> list[str]:
-    """The snapshots that any rank sees, the newest first; on all ranks."""
-    names = ranks.allgather(
-        None if iteration_of(path) >= 0 or files_in(path)
-        else [os.path.basename(one) for one in find_snapshots(path)])
-    if None in names:       # a snapshot itself
-        return [path]
-    return [os.path.join(path, name) for name in sorted(
-        set().union(*names), key=iteration_of, reverse=True)]
-
-
-def _files(ranks: MPI.Comm, folder: str) -> tuple[int, str]:
-    """Of how many ranks a snapshot is, and which files no rank sees."""
-    names = set().union(*ranks.allgather(
-        [os.path.basename(path) for path in files_in(folder)]))
-    lacks = 'there is no file in it'
-    for number in sorted({int(re.findall(r'\d+', f'{name} 0 0')[1])
-                          for name in names}):
-        missing = [str(rank) for rank in range(number)
-                   if f'rank{rank}of{number}.npz' not in names]
-        if number and not missing:
-            return number, ''
-        lacks = (f'the file of rank {", ".join(missing)} of {number} is not '
-                 'there')
-    return 0, lacks
-
-
-def _read(ranks: MPI.Comm, folder: str, current: State,
-          trainer: training.Trainer, comm: Any
-          ) -> tuple[State, bool, list[Manifest]]:
+def _read(ranks: MPI.Comm, folder: str, number: int, current: State,
+          trainer: training.Trainer
+          ) -> tuple[State, bool, list[file.Manifest]]:
     """What this rank needs, whether exactly, and the manifests it is from.
 
     Raises:
-        DamagedSnapshot: It is not whole; on all ranks.
-        ValueError: It is of another layout, and not all ranks see it; or a
-            file cannot be read.
+        ValueError: On all ranks: it is not whole, and the message has the name
+            of DamagedSnapshot; or it is of another layout, and not all ranks
+            see it; or a file cannot be read.
     """
-    number, lacks = _files(ranks, folder)
-    if lacks:
-        raise DamagedSnapshot(lacks)
+    if not number:
+        raise DamagedSnapshot('DamagedSnapshot: files of ranks are not there')
     paths = [os.path.join(folder, f'rank{rank}of{number}.npz')
              for rank in range(number)]
 
-    def manifests(some: Iterable[str]) -> list[Manifest]:
-        return _together(ranks, lambda: [manifest_of(path) for path in some])
-    parts = manifests(filter(os.path.exists, paths[ranks.rank:][:1]
-                             if number == ranks.size else ()))
+    def manifests(some: list[str]) -> list[file.Manifest]:
+        return raise_together(ranks, lambda: [
+            file.manifest_of(path) for path in some if os.path.exists(path)],
+            error=ValueError)
+    parts = manifests(paths[ranks.rank:][:number == ranks.size])
     exact = ranks.allreduce(
-        len(parts) == 1
-        and parts[0].communicator == names_of_communicators(trainer, comm)
-        and layout(parts[0].digests) == layout(current), MPI.LAND)
+        bool(parts) and parts[0].digests[state.LAYOUT] == file.digest_of(
+            current[state.LAYOUT]), MPI.LAND)
     if not exact:
-        seen = sum(map(os.path.exists, paths))
-        agree(ranks, {}, '' if seen == number else (
-            f'{folder} is of another layout, and this host sees {seen} of its '
-            f'{number} files; give it a disk that all hosts see, or the '
-            'ranks, hosts, layers and communicator that it had'))
         parts = manifests(paths)
+        agree(ranks, {}, '' if len(parts) == number else (
+            f'{folder} is of another layout, and this host sees {len(parts)} '
+            f'of its {number} files; give it a disk that all hosts see, or '
+            'the ranks, hosts, layers and communicator that it had'))
     if len(set().union(*ranks.allgather(
             {part.identity for part in parts}))) > 1:
-        raise DamagedSnapshot('its files are of several snapshots')
+        raise DamagedSnapshot('DamagedSnapshot: files of several snapshots')
     keys = ({part.rank: [*part.digests] for part in parts} if exact
-            else wanted(parts, ranks.rank, current, trainer))
-    return _together(ranks, lambda: {
+            else state.wanted(parts, ranks.rank, current, trainer))
+    return raise_together(ranks, lambda: {
         key: value for part in parts for key, value
-        in read(part, keys.get(part.rank, ())).items()}), exact, parts
-
-
-def _together(ranks: MPI.Comm, action: Callable[[], Any]) -> Any:
-    """As ``raise_together``; what is damaged is a DamagedSnapshot on all."""
-    def tried() -> tuple[Any, str]:
-        try:
-            return action(), ''
-        except DamagedSnapshot as error:
-            return None, f'rank {ranks.rank}: {error}'
-    result, problem = raise_together(ranks, tried, error=ValueError)
-    if problems := [text for text in ranks.allgather(problem) if text]:
-        raise DamagedSnapshot('; '.join(problems))
-    return result
+        in file.read(part, keys.get(part.rank, ())).items()},
+        error=ValueError), exact, parts
 
 
 # --- a model alone -----------------------------------------------------------
@@ -489,8 +385,8 @@ def save_whole_model(path: str, model: Any, grid: Any) -> None:
         if stages:
             name = os.fspath(path)
             with written_whole(name if name.endswith('.npz')
-                               else f'{name}.npz', 'wb') as file:
-                numpy.savez_compressed(file, **{
+                               else f'{name}.npz', 'wb') as whole:
+                numpy.savez_compressed(whole, **{
                     key: value for stage in stages
                     for key, value in stage.items()})
     raise_together(grid.comm, save_all)

@@ -12,18 +12,17 @@
 # in it can hold; of the script's own classes those that the training has
 # changed, as others may be of the rank or folder.  What it has changed and
 # cannot be kept, also a generator in a link, is named in a warning.
-#
-# Keys of a parameter are the same on every rank, so that its state can move.
-# What is below ``job/communicator`` and ``job/random`` is of one rank.
 from __future__ import annotations
 
 import contextlib
 import inspect
 import json
+import math
 import pickle
 import random
 import weakref
-from collections.abc import Collection, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -34,93 +33,80 @@ from chainer.training import trainer as trainer_module
 from ...intercept.training_objects import LIBRARIES
 from .file import Manifest, State
 
-MODEL = 'updater/model:'
+MODEL, LAYOUT = 'updater/model:', 'job/layout'
 _ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
 _RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
     'job/random', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
 #: Attributes of optimizers that Chainer saves, or another object has.
-_ELSEWHERE = frozenset((
-    't', 'epoch', 'target', '_state', '_parent', '_fp32_param'))
+_ELSEWHERE = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
 #: None, and what Python has in place of arrays, is JSON in an array of this.
 _JSON = numpy.dtype('V1')
-_SIMPLE = bool, int, float, str, type(None)
+_CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict}
 _GENERATORS = random.Random, numpy.random.RandomState, numpy.random.Generator
 
 
-# --- objects as JSON and arrays ----------------------------------------------
+# --- Python's values as JSON and arrays --------------------------------------
 
 def _json(value: Any) -> numpy.ndarray:
     return numpy.frombuffer(json.dumps(value).encode(), _JSON)
 
 
-def _array_of(value: Any) -> numpy.ndarray | None:
-    """What NumPy's files can hold; None: it is something else."""
-    if not isinstance(value, (numpy.generic, *chainer.get_array_types())):
-        return None
-    array = numpy.asarray(chainer.backends.cuda.to_cpu(value))
-    return array if array.dtype.kind in 'biufcSUmM' and numpy.dtype(
-        array.dtype.str) == array.dtype and array.dtype.itemsize else None
-
-
-def _pack(value: Any, key: str, arrays: State) -> Any:
-    """What JSON holds; arrays in it get keys of their own.
-
-    Raises TypeError for anything else.
-    """
-    if type(value) in _SIMPLE:
-        return value
-    if (array := _array_of(value)) is not None:
-        place = f'{key}#{len(arrays)}'
-        arrays[place] = array
-        return {'array': [place, isinstance(
-            value, (numpy.ndarray, numpy.generic))]}
-    if type(value) in (list, tuple):
-        return {type(value).__name__: [
-            _pack(one, key, arrays) for one in value]}
-    if type(value) is dict and all(type(name) is str for name in value):
-        return {'dict': {name: _pack(one, key, arrays)
-                         for name, one in value.items()}}
+def _array_of(value: Any) -> numpy.ndarray:
+    """What NumPy's files can hold; TypeError: it is something else."""
+    if isinstance(value, (numpy.generic, *chainer.get_array_types())):
+        array = numpy.asarray(chainer.backends.cuda.to_cpu(value))
+        kind = array.dtype.str
+        if not array.dtype.hasobject and numpy.dtype(kind) == array.dtype:
+            # NumPy's files know no empty texts.
+            return array if array.dtype.itemsize else array.astype(
+                f'{kind[1]}1')
     raise TypeError
 
 
+def _pack(value: Any, key: str, arrays: State) -> Any:
+    """What JSON holds; arrays in it get keys of their own."""
+    if type(value) in (bool, int, float, str, type(None)):
+        return value
+    if type(value) in _CONTAINERS.values():
+        return [type(value).__name__, *(_pack(one, key, arrays) for one in (
+            value.items() if isinstance(value, dict) else value))]
+    arrays[place := f'{key}#{len(arrays)}'] = _array_of(value)
+    return ['array', place, isinstance(value, (numpy.ndarray, numpy.generic))]
+
+
 def _unpack(packed: Any, state: State, device: Any) -> Any:
-    if not isinstance(packed, dict):
+    if not isinstance(packed, list):
         return packed
-    (kind, value), = packed.items()
-    if kind == 'array':
-        array = state[value[0]]
-        return array[()] if value[1] else device.send(array)
-    if kind == 'dict':
-        return {name: _unpack(one, state, device)
-                for name, one in value.items()}
-    found = [_unpack(one, state, device) for one in value]
-    return found if kind == 'list' else tuple(found)
+    kind, *values = packed
+    if kind != 'array':
+        return _CONTAINERS[kind](
+            _unpack(one, state, device) for one in values)
+    array = state[values[0]]
+    return array[()] if values[1] else device.send(array)
 
 
 # --- what is kept besides what Chainer saves ---------------------------------
 
-def _optimizers(trainer: training.Trainer) -> Iterator[tuple[str, Any, Any]]:
-    """Optimizers and update rules: key, owner, and parameter or None."""
-    for name, optimizer in trainer.updater.get_all_optimizers().items():
-        # ChainerMN's proxy has the real one inside.
-        yield name, getattr(optimizer, 'actual_optimizer', optimizer), None
-        for place, one in optimizer.target.namedparams():
-            if getattr(one, 'update_rule', None) is not None:
-                yield name + place, one.update_rule, one
-
-
 def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
     """Objects whose attributes are kept, by their keys."""
-    for key, owner, _ in _optimizers(trainer):
-        yield f'{_KEPT}{key}/own', owner
-        yield f'{_KEPT}{key}/hyperparam', owner.hyperparam
-        for name, hook in (*owner._hookable._pre_update_hooks.items(),
-                           *owner._hookable._post_update_hooks.items()):
-            # One that another one calls, or whose method is called.
-            hook = getattr(hook, '_hook', hook)
-            yield (f'{_KEPT}{key}/hook {name.replace("/", ":")}',
-                   getattr(hook, '__self__', hook))
     updater = trainer.updater
+    for main, optimizer in updater.get_all_optimizers().items():
+        # ChainerMN's proxy has the real one inside.
+        owners = {main: getattr(optimizer, 'actual_optimizer', optimizer), **{
+            main + place: one.update_rule
+            for place, one in optimizer.target.namedparams()
+            if getattr(one, 'update_rule', None) is not None}}
+        for key, owner in owners.items():
+            yield f'{_KEPT}{key}/own', owner
+            yield f'{_KEPT}{key}/hyperparam', owner.hyperparam
+            for name, hook in (*owner._hookable._pre_update_hooks.items(),
+                               *owner._hookable._post_update_hooks.items()):
+                # One that another one calls, or whose method is called.
+                hook = getattr(hook, '_hook', hook)
+                yield (f'{_KEPT}{key}/hook {name.replace("/", ":")}',
+                       getattr(hook, '__self__', hook))
+        for place, link in optimizer.target.namedlinks():
+            yield f'job/link/{main}{place}', link
     found = [
         ('updater/own', updater), ('trigger/stop', trainer.stop_trigger),
         *((f'of iterator/{name}', one) for name, one in getattr(
@@ -132,9 +118,6 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
     for key, one in found:
         if not _is_librarys(one):
             yield f'job/{key}', one
-    for name, optimizer in updater.get_all_optimizers().items():
-        for place, link in optimizer.target.namedlinks():
-            yield f'job/link/{name}{place}', link
 
 
 def _is_librarys(one: Any) -> bool:
@@ -147,17 +130,21 @@ def _attributes(owner: Any) -> dict[str, Any]:
     if isinstance(owner, chainer.Link):
         return {name: value for name, value in found.items()
                 if isinstance(value, _GENERATORS)}
-    elsewhere = _ELSEWHERE if isinstance(owner, (
-        chainer.Optimizer, chainer.UpdateRule)) else {'dataset'} if isinstance(
-            owner, chainer.dataset.Iterator) else ()
-    return {name: value for name, value in found.items()
-            if name not in elsewhere}
+    if isinstance(owner, chainer.dataset.Iterator):
+        found.pop('dataset', None)
+    elif isinstance(owner, (chainer.Optimizer, chainer.UpdateRule)):
+        found = {name: value for name, value in found.items()
+                 if name not in _ELSEWHERE}
+        if (copy := found.get('_fp32_param')) is not None:
+            found['_fp32_param'] = copy.array
+    return found
 
 
 def _fingerprint(value: Any) -> int:
     """A number that changes when a value does; objects are only told apart."""
-    if isinstance(value, (*_SIMPLE, *_GENERATORS, list, dict, tuple, set,
-                          numpy.generic, *chainer.get_array_types())):
+    if isinstance(value, (bool, int, float, str, list, dict, tuple, set,
+                          type(None), numpy.generic, *_GENERATORS,
+                          *chainer.get_array_types())):
         with contextlib.suppress(Exception):    # of an object in it
             return hash(pickle.dumps(value))
     return id(value)
@@ -186,18 +173,18 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     """Attributes that Chainer does not save; and the names of the others."""
     first, state, left_out = note_beginning(trainer), State(), []
     for key, owner in _owners(trainer):
-        kept, arrays = {}, State()
+        kept, arrays, before = {}, State(), first[key]
         for name, value in _attributes(owner).items():
-            def is_changed(key: str = key, name: str = name,
-                           value: Any = value) -> bool:
-                return first[key].get(name) != _fingerprint(value)
-            if key.startswith(_KEPT) or is_changed():
-                try:
+            try:
+                if key.startswith(_KEPT) or (
+                        before.get(name) != _fingerprint(value)):
                     kept[name] = _pack(value, key, arrays)
-                except (TypeError, RecursionError):     # it has itself
-                    left_out += [f'{name} of {key[4:].replace("/", " ", 1)}, '
-                                 f'a {type(value).__name__}'] * (
-                                     is_changed() and not _is_librarys(owner))
+            except (TypeError, RecursionError):     # it has itself
+                if before.get(name) != _fingerprint(value) and (
+                        not _is_librarys(owner)):
+                    left_out.append(
+                        f'{name} of {key[4:].replace("/", " ", 1)}, a '
+                        f'{type(value).__name__}')
         if kept or key.startswith(_KEPT):
             state |= {key: _json([type(owner).__name__, kept]), **arrays}
     return state, left_out
@@ -206,21 +193,20 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
 def _restore_kept(state: State, trainer: training.Trainer) -> None:
     device = next(iter(
         trainer.updater.get_all_optimizers().values())).target.device
-    script: list[Any] = []
+    script: list[list[Any]] = []
     for key, owner in _owners(trainer):
         kept = json.loads(state[key].tobytes())[1] if key in state else {}
         for name, packed in kept.items():
             value, old = _unpack(packed, state, device), vars(owner).get(name)
-            if key.startswith(_KEPT):
-                if name in vars(owner):
-                    script.append([vars(owner), name, old])
+            if name == '_fp32_param' and value is not None:
+                value = chainer.Parameter(value)
+            elif key.startswith(_KEPT):
+                script += [[vars(owner), name, old]] * (name in vars(owner))
             # The script may have other names of it.
-            elif type(old) is type(value) is list:
-                old[:], value = value, old
-            elif type(old) is type(value) is dict:
+            elif type(old) is type(value) and isinstance(old, (list, dict)):
                 old.clear()
-                old.update(value)
-                value = old
+                (old.extend if isinstance(old, list) else old.update)(value)
+                continue
             vars(owner)[name] = value
 
     # Extensions expect the script's values where a training goes on:
@@ -229,7 +215,7 @@ def _restore_kept(state: State, trainer: training.Trainer) -> None:
         for one in script:
             attributes, name, value = one
             one[2], attributes[name] = attributes.get(name), value
-    for what, priority in ('first', float('inf')), ('last', float('-inf')):
+    for what, priority in ('first', math.inf), ('last', -math.inf):
         name = f"the script's values {what}"
         trainer._extensions.pop(name, None)
         trainer.extend(training.make_extension(initializer=swap)(
@@ -246,19 +232,20 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
     Raises:
         TypeError: An object cannot be saved; its key is named.
     """
-    started = trainer._start_at
-    if started is None:         # one that has not run yet raises
+    if trainer._start_at is None:       # which is set when it runs
         trainer._start_at = trainer_module._get_time()
-    try:
-        state = arrays_of(trainer)
-    finally:
-        trainer._start_at = started
+    serializer, state = chainer.serializers.DictionarySerializer(), State()
+    serializer.save(trainer)
+    for key, value in serializer.target.items():
+        array = numpy.asarray(value)
+        try:
+            state[key] = _json(None) if array.dtype == object and (
+                array[()] is None) else _array_of(array)
+        except TypeError:
+            raise TypeError(f'{key} cannot be saved; serialize arrays, '
+                            'numbers and texts') from None
     kept, left_out = _keep(trainer)
     state |= kept
-    for key, rule, _ in _optimizers(trainer):
-        if (master := getattr(rule, '_fp32_param', None)) is not None:
-            state[f'{_KEPT}{key}/float32'] = chainer.backends.cuda.to_cpu(
-                master.array)
     for prefix, communicator, model in _communicators(trainer, comm):
         if hasattr(communicator, 'state'):
             state |= {prefix + key: value for key, value
@@ -266,29 +253,14 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
     for name, iterator in getattr(trainer.updater, '_iterators', {}).items():
         if hasattr(getattr(iterator, 'dataset', None), '__len__'):
             state[f'{_LENGTH}{name}'] = numpy.asarray(len(iterator.dataset))
+    # Ranks with the same one go on exactly.
+    state[LAYOUT] = _json([*sorted(filter(is_models, state)), *(
+        getattr(one, 'name', type(one).__name__)
+        for _, one, _ in _communicators(trainer, comm))])
     arrays = State()
     state[_RANDOM] = _json(_pack(
         [numpy.random.get_state(), random.getstate()], _RANDOM, arrays))
     return state | arrays, left_out
-
-
-def arrays_of(thing: Any, path: str = '') -> State:
-    """What Chainer saves of it, without pickles."""
-    serializer = chainer.serializers.DictionarySerializer(path=path)
-    thing.serialize(serializer)
-    state: State = {}
-    for key, value in serializer.target.items():
-        array = numpy.asarray(value)
-        if array.dtype == object and array[()] is None:
-            state[key] = _json(None)
-        elif array.dtype.itemsize == 0:     # NumPy's files know no empty texts
-            state[key] = array.astype(f'{array.dtype.kind}1')
-        elif (found := _array_of(array)) is not None:
-            state[key] = found
-        else:
-            raise TypeError(f'{key} cannot be saved; serialize arrays, '
-                            'numbers and texts')
-    return state
 
 
 def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
@@ -299,27 +271,15 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
     trainer.serialize(chainer.serializers.NpzDeserializer({
         key: numpy.asarray(None) if value.dtype == _JSON else value
         for key, value in state.items()}, strict=False))
-    for key, owner, parameter in _optimizers(trainer):
-        if (master := state.get(f'{_KEPT}{key}/float32')) is not None:
-            owner._fp32_param = chainer.Parameter(
-                parameter.xp.asarray(master), name=parameter.name)
-        if any(value is None for value in (
-                getattr(owner, 'state', None) or {}).values()):
-            owner._state = None     # it makes one at its first update
     for prefix, communicator, model in _communicators(trainer, comm):
-        if own := _below(prefix, state):
+        if own := {key[len(prefix):]: value for key, value in state.items()
+                   if key.startswith(prefix)}:
             communicator.load_state(own, model)
     if _RANDOM in state:
         numpys, pythons = _unpack(
             json.loads(state[_RANDOM].tobytes()), state, None)
         numpy.random.set_state(numpys)
         random.setstate(pythons)
-
-
-def _below(prefix: str, state: State) -> State:
-    """The part of a state whose keys start with ``prefix``, without it."""
-    return {key[len(prefix):]: value for key, value in state.items()
-            if key.startswith(prefix)}
 
 
 def _communicators(trainer: training.Trainer, comm: Any
@@ -332,18 +292,11 @@ def _communicators(trainer: training.Trainer, comm: Any
             yield f'{_COMMUNICATOR}{name}/', communicator, optimizer.target
 
 
-def names_of_communicators(trainer: training.Trainer, comm: Any) -> str:
-    """The names of the job's communicators, as a snapshot has them."""
-    return ', '.join(sorted({
-        getattr(one, 'name', type(one).__name__)
-        for _, one, _ in _communicators(trainer, comm)})) or 'none'
+# --- what a rank takes of another layout, and whether it fits ----------------
 
-
-# --- what a rank takes of a snapshot, and whether it fits --------------------
-
-def layout(keys: Collection[str]) -> set[str]:
-    """The keys of the model: ranks with equal ones have the same part."""
-    return {key for key in keys if key.startswith(MODEL)}
+def is_models(key: str) -> bool:
+    """Whether it is of the model: ranks with equal ones have the same part."""
+    return key.startswith(MODEL)
 
 
 def _parameters(trainer: training.Trainer) -> set[str]:
@@ -357,90 +310,70 @@ def wanted(parts: list[Manifest], rank: int, current: State,
            trainer: training.Trainer) -> dict[int, list[str]]:
     """What a rank takes of the files of another layout, by their ranks.
 
-    Of model and optimizers what its own parameters need, of the first rank
-    that had it; of iterators and random numbers what it had itself, and the
-    first rank's iterators if it was not there; nothing of communicators; and
-    the first rank's value of all else.
+    Of model and optimizers what its own parameters need; of iterators and
+    random numbers its own, or else how far the first rank's iterators are;
+    nothing of communicators; of all else the first value.
     """
-    here = _parameters(trainer)
-    found: dict[int, list[str]] = {}
+    own = parts[rank].digests if rank < len(parts) else {}
+    parameters = _parameters(trainer)
+    found: dict[int, list[str]] = defaultdict(list)
     for key, source in {key: part.rank for part in reversed(parts)
                         for key in part.digests}.items():
+        # An optimizer's key is about a parameter, or about all: 'main'.
+        about = key.partition('#')[0].removeprefix(_OPTIMIZER).removeprefix(
+            _KEPT).rpartition('/')[0]
         if key.startswith((_ITERATOR, _LENGTH, 'job/of iterator/', _RANDOM)):
-            if rank < len(parts) and key in parts[rank].digests:
+            if key in own:
                 source = rank
-            elif key.startswith(_RANDOM):
+            elif rank >= len(parts) and (
+                    key.startswith(_RANDOM) or key.endswith('/order')):
                 continue
         elif key.startswith(_COMMUNICATOR) or (
                 key.startswith(MODEL) and key not in current) or (
-                key.startswith((_OPTIMIZER, _KEPT))
-                and _parameter_of(key) not in {'', *here}):
+                key.startswith((_OPTIMIZER, _KEPT)) and '/' in about
+                and about not in parameters):
             continue
-        found.setdefault(source, []).append(key)
+        found[source].append(key)
     return found
 
 
-def _parameter_of(key: str) -> str:
-    """The parameter that an optimizer's key is about, as in ``main/l1/W``.
+def fit(state: State, current: State) -> None:
+    """Fits the iterators in a state of another layout to this one.
 
-    '' if the key is about the optimizer as a whole.
+    One with another number of samples than it had, such as the share of one
+    of two ranks in place of four, goes on at the same share of its epoch.  It
+    keeps the order that it has drawn, unless this rank had one as long.
     """
-    owner = key.partition('#')[0].removeprefix(_OPTIMIZER).removeprefix(
-        _KEPT).rpartition('/')[0]
-    return owner if '/' in owner else ''
-
-
-def fitted(saved: State, current: State, parts: list[Manifest], rank: int
-           ) -> tuple[State, str]:
-    """A state of another layout, whose iterators fit this one.
-
-    An iterator that has another number of samples than it had, such as the
-    share of one of two ranks in place of four, goes on at the same share of
-    its epoch.  An order goes on if it is of as many samples, and this
-    rank's, or was that of all; else the iterator keeps the one it has drawn.
-
-    Returns:
-        The state, and a sentence about what is another; '' if nothing is.
-    """
-    state, changed = dict(saved), ''
-    for name, length in _below(_LENGTH, current).items():
-        was = saved.get(_LENGTH + name)
-        order, place = (f'{_ITERATOR}{name}/{what}'
-                        for what in ('order', 'current_position'))
-        orders = {part.digests.get(order) for part in parts} - {None}
-        if order in current and order in saved and (
-                saved[order].shape != current[order].shape
-                or rank >= len(parts) and len(orders) > 1):
+    for key in [key for key in current if key.startswith(_LENGTH)]:
+        order, place = (key.replace(_LENGTH, _ITERATOR) + what
+                        for what in ('/order', '/current_position'))
+        if order in current and current[order].shape != getattr(
+                state.get(order), 'shape', None):
             state[order] = current[order]
-            changed += f', iterator {name!r} in an order of its own'
-        if was is not None and was != length and place in saved:
-            state[place] = numpy.asarray(saved[place] * length // max(was, 1))
-            changed += (f', iterator {name!r} at the same share of its '
-                        f'epoch, of {length} samples in place of {was}')
-    return state, changed
+        if place in state and (was := state.get(key)):
+            state[place] = numpy.asarray(state[place] * current[key] // was)
 
 
 def incompatible(saved: State, current: State, trainer: training.Trainer
                  ) -> str:
     """Why a state cannot be restored; '' if it can."""
-    parameters = {MODEL + place for place in _parameters(trainer)}
+    parameters = _parameters(trainer)
     # The model first.
     for key, now in sorted(current.items(), key=lambda item: (
             not item[0].startswith(MODEL), item[0])):
         was = saved.get(key)
         if was is None:
-            if not key.startswith('job/'):
+            if not key.startswith(('job/', 'stop_trigger/')):
                 return (f'{describe(key)} is not in the snapshot; build model '
                         'and trainer as they were, with the same extensions')
         elif key.startswith(_KEPT) and key.endswith('/own'):
-            kind, before = (json.loads(state[key].tobytes())[0]
-                            for state in (current, saved))
-            if kind != before:
-                return (f'{key[len(_KEPT):-4]} has {kind}, in the snapshot '
-                        f'{before}')
+            here, there = (json.loads(one.tobytes())[0] for one in (now, was))
+            if here != there:
+                return f'{key[len(_KEPT):-4]} has {here}, in the snapshot ' + (
+                    there)
         elif _JSON not in (now.dtype, was.dtype) and (
                 (now.shape, now.dtype) != (was.shape, was.dtype)
-                if key in parameters else
+                if key.removeprefix(MODEL) in parameters else
                 key.startswith(_ITERATOR) and now.shape != was.shape):
             return (f'{describe(key)} is {was.dtype} {was.shape} in the '
                     f'snapshot but {now.dtype} {now.shape} here; use the '
@@ -450,6 +383,5 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
 
 def describe(key: str) -> str:
     """The name of a key in messages."""
-    if key.startswith(MODEL):
-        return 'parameter /' + key[len(MODEL):].partition('/')[2]
-    return key
+    name = key.removeprefix(MODEL)
+    return key if name == key else f'parameter /{name.partition("/")[2]}'

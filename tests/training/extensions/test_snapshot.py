@@ -9,7 +9,6 @@ import warnings
 import zipfile
 
 from chainer_fp8pipe.training.extensions import (
-    MovingAverage,
     Snapshot,
     find_snapshots,
     resume,
@@ -35,30 +34,6 @@ def momentum(**scaling):
     if scaling:
         optimizer.loss_scaling(**scaling)
     return optimizer
-
-
-def own_rate(trainer):
-    """One parameter has a learning rate of its own, which shrinks."""
-    rule = trainer.updater.get_optimizer(
-        'main').target.predictor.l1.W.update_rule
-    if trainer.updater.iteration == 0:
-        rule.hyperparam.alpha = 0.5
-
-    def shrink(_):
-        rule.hyperparam.alpha *= 0.9
-    trainer.extend(shrink, trigger=(1, 'iteration'))
-
-
-def average(trainer):
-    """The model is its own average from then on."""
-    found = MovingAverage(trainer.updater.get_optimizer('main').target, 0.8)
-    trainer.extend(found)
-
-    def take(_):
-        with found.weights():
-            now = weights(trainer)
-        trainer.seen = now
-    trainer.extend(take, trigger=(1, 'iteration'))
 
 
 class Jittered(chainer.iterators.SerialIterator):
@@ -176,24 +151,12 @@ class Halved(training.Extension):
 #: Extensions that shift the rate, and every how many updates.
 SHIFTS = {
     'exponential': (lambda: extensions.ExponentialShift('lr', 0.5), 4),
-    'exponential from': (lambda: extensions.ExponentialShift(
-        'lr', 0.5, init=0.3), 4),
-    'exponential to': (lambda: extensions.ExponentialShift(
-        'lr', 0.5, target=0.02), 2),
-    'inverse': (lambda: extensions.InverseShift('lr', 0.1, 0.7), 1),
     'linear': (lambda: extensions.LinearShift(
         'lr', (0.1, 0.01), (3, 10)), 1),
-    'multistep': (lambda: extensions.MultistepShift(
-        'lr', 0.1, [2, 4, 8], 0.1), 1),
     'multistep every 4': (lambda: extensions.MultistepShift(
         'lr', 0.1, [1, 2], 0.1), 4),
-    'polynomial': (lambda: extensions.PolynomialShift('lr', 2.0, 15), 1),
-    'step': (lambda: extensions.StepShift('lr', 0.5, 3), 1),
-    'warm-up': (lambda: extensions.WarmupShift('lr', 0.01, 8, 0.1), 1),
     'warm-up from the optimizer': (lambda: extensions.WarmupShift(
         'lr', None, 8, 0.1), 1),
-    'warm-up every 4': (lambda: extensions.WarmupShift(
-        'lr', 0.01, 3, 0.1), 4),
     'of one\'s own': (Halved, 4)}
 
 
@@ -211,19 +174,13 @@ def shifted(trainer, make, every):
 #: what is done to the trainer.
 STATES = {
     'fp8': (7, 'fp8', {}, None),
-    'fp8 of the paper': (7, 'fp8_paper', {}, None),
     'int4': (7, 'int4', {}, None),
     'float32': (7, 'float32', {}, None),
     "ChainerMN's": (7, 'naive', {}, None),
     'before the first update': (1, 'fp8', {}, None),
-    'after one update': (2, 'fp8', {}, None),
-    'a rate of one parameter': (5, 'fp8', {}, own_rate),
-    'float32 copies': (5, 'fp8', {'optimizer': momentum, 'dtype': 'f2'},
-                       None),
     'a loss scale': (5, 'fp8', {
         'optimizer': lambda: momentum(interval=2, scale=8), 'dtype': 'f2'},
         None),
-    'averages': (5, 'fp8', {}, average),
     'own classes': (5, 'fp8', {}, owned),
     'hooks': (5, 'float32', {'optimizer': lambda: (
         chainer.optimizers.MomentumSGD(0.05))}, hooked),
@@ -310,11 +267,8 @@ def keeping(value, out):
 
 
 @pytest.mark.parametrize(('before', 'after'), [
-    (numpy.float32(0.1), 0.0), (7, 0.0), (True, 1),
-    ('fine-tuning', 'warm-up'), ('', 'x'), ([0, 1, 1], [0]), ([], [1, 2]),
-    ((1.5, 2.5), ()), (None, 1.0), (None, ARRAY), (ARRAY, None),
-    ('text', None), (numpy.array(2.5, 'f'), ARRAY), (ARRAY * 2, ARRAY),
-    (ARRAY.astype('f2'), ARRAY), (3, ARRAY)])
+    (numpy.float32(0.1), 0.0), (7, 0.0), ('', 'x'), ([0, 1, 1], [0]),
+    (None, ARRAY), (ARRAY, None), (ARRAY.astype('f2'), ARRAY)])
 def test_a_persistent_value_that_has_changed_is_loaded_as_by_chainer(
         before, after, tmp_path):
     model, trainer = keeping(copy.copy(before), tmp_path)
@@ -361,7 +315,11 @@ def test_each_rank_has_a_file_of_which_load_npz_reads_the_model(
 
 @on_ranks(2)
 def test_the_last_snapshot_is_that_of_the_end(comm, tmp_path):
-    train(comm, tmp_path)
+    """Also of a training inside an except block."""
+    try:
+        raise KeyError
+    except KeyError:
+        train(comm, tmp_path)
     assert names(tmp_path) == ['snapshot_iter_7.ranks',
                                'snapshot_iter_10.ranks']
     trainer, communicator = make_trainer(comm, tmp_path, 2)
@@ -409,9 +367,9 @@ def test_a_new_run_does_not_mix_its_snapshots_with_an_old_ones(
 def test_another_communicator_goes_on_without_residuals(comm, tmp_path):
     train(comm, tmp_path)
     trainer, communicator = make_trainer(comm, tmp_path, name='float32')
-    with pytest.warns(UserWarning, match=r'\(2 ranks, communicator fp8\).*'
-                      'residuals, codec state') if comm.rank == 0 else (
-            contextlib.nullcontext()):
+    with pytest.warns(UserWarning, match='another layout .2 ranks, or another '
+                      'communicator.*residuals, codec state') if (
+                          comm.rank == 0) else contextlib.nullcontext():
         resume(trainer, communicator, str(tmp_path))
     # Batch normalisation's statistics are those of the first rank.
     with numpy.load(tmp_path / 'snapshot_iter_10.ranks/rank0of2.npz'
@@ -439,7 +397,7 @@ REFUSED = {
     'no folder': ('empty', {}, 'there is no snapshot in'),
     'another kind of file': ('other.npz', {}, 'there is no snapshot in'),
     'another version': ('snapshot_iter_1.ranks', {}, 'has format 1, and '
-                        'this version of chainer_fp8pipe reads format 8'),
+                        'this version of chainer_fp8pipe reads format 9'),
 }
 
 
@@ -508,13 +466,14 @@ class Threaded:
     trigger = 1, 'iteration'
 
     def __init__(self):
-        self.lock, self.model, self.kept = threading.Lock(), None, {}
+        self.lock, self.model, self.kept = [], None, {}
         self.random = numpy.random.RandomState(1)
 
     def __call__(self, trainer):
         self.random.rand()
         self.model = trainer.updater.get_optimizer('main').target.copy()
-        self.kept[trainer.updater.iteration] = 'x'
+        self.kept[trainer.updater.iteration] = 'x'      # is kept
+        self.lock.append(threading.Lock())
 
 
 @on_ranks(2)
@@ -530,7 +489,7 @@ def test_what_is_in_no_snapshot_is_named_once(comm, tmp_path):
         f'the training changes {what}, which is in no snapshot: a run that '
         'goes on has it as the script makes it; keep numbers, texts, arrays, '
         'and lists or dictionaries of them'
-        for what in ('kept of extension threaded, a dict',
+        for what in ('lock of extension threaded, a list',
                      'model of extension threaded, a Classifier',
                      'random of extension threaded, a RandomState')
         if comm.rank == 0]
@@ -539,5 +498,3 @@ def test_what_is_in_no_snapshot_is_named_once(comm, tmp_path):
 def test_arguments():
     with pytest.raises(ValueError, match='retain must be a positive'):
         Snapshot(None, retain=0)
-    with pytest.raises(ValueError, match="error or aside, not 'ignore'"):
-        resume(None, MPI.COMM_SELF, '.', damaged='ignore')
