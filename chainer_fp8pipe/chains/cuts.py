@@ -15,6 +15,7 @@
 # a rank, the usual case, none.
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
@@ -104,6 +105,8 @@ class Intervals:
                  parameters: Mapping[str, Value]) -> None:
         place = positions(calls, order)
         atoms = _atoms(calls, place)
+        if not order:       # a plan names its cuts by parameters
+            atoms = [sum(atoms, [])]
         self.order, self.count = order, len(atoms)
         #: The position of each atom's first call.
         self.starts = [place[atom[0]] for atom in atoms]
@@ -325,7 +328,12 @@ def _atoms(calls: Sequence[Call], place: Sequence[Position]
             spans.setdefault(name, [index, index])[1] = index
     together = {index for first, last in spans.values()
                 for index in range(first + 1, last + 1)}
-    loops = _loops(calls, place)
+    # A depth at a place that a parameter comes to twice is a step of a loop;
+    # other batches may have more steps.
+    visits = collections.Counter(
+        (name, place[number].place) for number, call in enumerate(calls)
+        for name in set(call.parameters))
+    loops = {of for (_, of), times in visits.items() if times > 1}
     atoms: list[list[int]] = []
     for index, number in enumerate(rows):
         here = place[number]
@@ -337,20 +345,6 @@ def _atoms(calls: Sequence[Call], place: Sequence[Position]
     joined = max(1, -(-len(atoms) // _ATOMS))
     return [sum(atoms[start:start + joined], [])
             for start in range(0, len(atoms), joined)]
-
-
-def _loops(calls: Sequence[Call], place: Sequence[Position]) -> set[int]:
-    """Places whose parameters several calls use, one after the other.
-
-    A depth there is a step of a loop; other batches may have more steps.
-    """
-    readers = _readers(calls, 'parameters')
-    return {here.place for call, here in zip(calls, place, strict=True)
-            if here.depth and any(sum(
-                place[number].place == here.place
-                for number in readers[name]) > 1 for name in call.parameters)
-            and here.place == max(place[source.call].place
-                                  for source in call.inputs)}
 
 
 def _readers(calls: Sequence[Call], what: str) -> dict[Any, list[int]]:

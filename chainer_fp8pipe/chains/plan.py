@@ -110,16 +110,6 @@ class PartitionPlan:
         return {name: sum(cut <= (place, 0) for cut in self.positions)
                 for place, group in enumerate(self.order) for name in group}
 
-    def headline(self, title: str = '', replicas: int = 1) -> str:
-        """The plan in a line; ``title`` is the model's, if known."""
-        busy = self.predicted.busy
-        return (f'{title}: ' * bool(title) + counted(self.stages, 'stage')
-                + f' x {replicas} replicas' * (replicas > 1)
-                + f', {self.schedule} with '
-                + counted(self.micro_batches, 'micro-batch') + (
-                    f', balance {sum(busy) / len(busy) / max(busy):.2f}'
-                    if any(busy) else ''))
-
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
         stored.save(path, self.as_dict())
@@ -138,8 +128,15 @@ def table(part: Any, title: str, sizes: Mapping[str, Value]) -> str:
         title: The name of the model's class.
         sizes: Of its parameters, by path.
     """
-    plan, predicted = part.plan, part.plan.predicted
-    total = sum(predicted.busy) or 1.0
+    plan, predicted, replicas = (part.plan, part.plan.predicted,
+                                 part.grid.replicas)
+    busy, total = predicted.busy, sum(predicted.busy) or 1.0
+    head = (f'{title}: ' + counted(plan.stages, 'stage')
+            + f' x {replicas} replicas' * (replicas > 1)
+            + f', {plan.schedule} with '
+            + counted(plan.micro_batches, 'micro-batch')
+            + ''.join(f', balance {total / len(busy) / slowest:.2f}'
+                      for slowest in {max(busy, default=0)} - {0}))
     begins = [plan.order[0][0] if plan.order else '',
               *(cut.before for cut in plan.cuts)]
     rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
@@ -150,8 +147,8 @@ def table(part: Any, title: str, sizes: Mapping[str, Value]) -> str:
             f'{stage}.{chunk // plan.stages}' if plan.chunks > 1
             else str(stage),
             ' '.join(map(str, part.grid.ranks[stage])),
-            ''.join(f'{100 * busy / total:.0f} %'
-                    for busy in predicted.busy[chunk:chunk + 1]),
+            ''.join(f'{100 * one / total:.0f} %'
+                    for one in busy[chunk:chunk + 1]),
             size(sum(sizes[name].nbytes
                      for name in part.placement.used[chunk])),
             ''.join(map(size, predicted.memory[stage:stage + 1])),
@@ -160,7 +157,7 @@ def table(part: Any, title: str, sizes: Mapping[str, Value]) -> str:
     notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
         plan.recompute)
     return '\n'.join([
-        plan.headline(title, part.grid.replicas), *columns(rows), *notes,
+        head, *columns(rows), *notes,
         *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
           'its gradient' for name, ranks in part.placement.ties.items()),
         *part.recorder.undivided()])
