@@ -39,11 +39,12 @@ _Arrays = dict[str, numpy.ndarray]
 def main(arguments: Sequence[str]) -> int:
     """Runs the command; its exit code.
 
-    SystemExit if an argument is wrong, ImportError without onnxruntime.
+    SystemExit if an argument is wrong, ImportError without a library.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    importlib.import_module('onnxruntime')  # before the model is computed
+    for library in 'onnx', 'onnxruntime':   # before the model is computed
+        importlib.import_module(library)
     output = options.output or os.path.splitext(options.model)[0] + '.onnx'
     try:
         model = make_model(options.model_class)

@@ -108,8 +108,11 @@ CUTS = {
     'a cut one': ('was cut already; build it anew',
                   lambda comm: cut(comm, cut(comm))),
     'few calls': (
-        'into 1 parts at most, but 2 are asked for; use fewer ranks',
-        lambda comm: cut(comm, chainer.Sequential(F.sum))),
+        'into 2 parts at most, but 8 are asked for; use fewer ranks',
+        lambda comm: cut(comm, chainer.Sequential(L.Linear(4, 1), F.sum),
+                         schedule='interleaved', chunks=4)),
+    'no parameters': ('nothing to cut: no parameter has a part in its result',
+                      lambda comm: cut(comm, chainer.Sequential(F.sum))),
     'memory': ("'much' is no size; write it as in",
                lambda comm: cut(comm, memory='much' if comm.rank else None)),
     'little memory': (
