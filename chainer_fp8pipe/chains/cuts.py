@@ -103,9 +103,6 @@ class Intervals:
 
     def __init__(self, calls: Sequence[Call], order: Order,
                  parameters: Mapping[str, Value]) -> None:
-        if not calls:
-            raise ValueError('the model has nothing to cut: no parameter has '
-                             'a part in its result; use one rank')
         place = positions(calls, order)
         atoms = _atoms(calls, place)
         if not order:       # a plan names its cuts by parameters

@@ -90,9 +90,10 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
         isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
     arrays = {name: value.copy() for name, value in own.items() if isinstance(
         value, chainer.get_array_types()) and not is_placeholder(value)}
-    with preserved(), _memory_traced():
+    with preserved():
         before: Any = numpy.random.get_state()
-        times = [_run(call, node, inputs, original)]
+        with _memory_traced():      # which takes time
+            _run(call, node, inputs, original)
         after: Any = numpy.random.get_state()
         # Whether a whole function draws may depend on data.
         call.draws = bool(before[2] != after[2] or (
@@ -101,10 +102,12 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
         call.writes = tuple([
             name for name, value in arrays.items()
             if bool((own[name] != value).any())])
-        while timed and len(times) <= (
-                _TIMES if sum(times[-1]) <= _SHORT else 1):
+        times: list[tuple[float, float]] = []
+        while timed and (not times or len(times) < _TIMES
+                         and sum(times[-1]) <= _SHORT):
             times.append(_run(Figures(''), again(node, own), inputs, original))
-    call.forward, call.backward = map(min, zip(*times, strict=True))
+    if timed:
+        call.forward, call.backward = map(min, zip(*times, strict=True))
     return call
 
 

@@ -247,6 +247,9 @@ def _problem(model: Any, grid: ProcessGrid, limit: float | None,
 def _plan(recorder: Recorder, program: Program, given: Any,
           options: Mapping[str, Any], problem: CutProblem) -> PartitionPlan:
     """The best plan, or what was given."""
+    if not program.calls:
+        raise ValueError('the model has nothing to cut: no parameter has a '
+                         'part in its result; use one rank')
     parameters = parameters_of(recorder.names)
     if given is None:
         try:
