@@ -112,7 +112,8 @@ def load(model: chainer.Link, file: str) -> str:
             places.append(place)
     if len(places) != 1:
         raise ValueError(
-            f'{file} has {len(places)} models with the parameters {wanted}; '
+            f'{file} has {len(places)} models with the parameters '
+            f'{dict(sorted(wanted.items()))}; '
             'name class and arguments of the training in --class')
     chainer.serializers.NpzDeserializer(found, places[0]).load(model)
     return places[0]

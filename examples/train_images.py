@@ -91,7 +91,7 @@ def main():
         write_digits(root)
     comm.mpi_comm.Barrier()
     train, val = (
-        ImageFolder(os.path.join(root, name), transform, 8 << 30, shard=comm,
+        ImageFolder(os.path.join(root, name), transform, 2 << 30, shard=comm,
                     seed=options.seed)
         for name, transform in (
             ('train', RandomResizedCrop(options.insize, (0.6, 1),

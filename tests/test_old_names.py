@@ -115,6 +115,11 @@ def found(imported, text):
     ('import collections.abc\nmatch {}:\n'
      '    case collections.abc.Mapping():\n        found = 1', 1),
     ('from numpy import *\nfound = product([2, 3]), round(2.5)', (6, 2)),
+    ('from itertools import product\nfrom numpy import *\n'
+     'found = [*product([0], [1])]', [(0, 1)]),
+    ('try:\n    from imp import nothing\nexcept ImportError:\n'
+     '    found = 3', 3),
+    (f'found = len({" + ".join(["str(1)"] * 900)})', 900),
     ('import numpy\ndef int(x):\n    return x.shape\n'
      'found = int(numpy.ones(1))', (1,)),
     # Chainer 1, and modules that moved

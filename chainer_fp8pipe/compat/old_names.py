@@ -66,7 +66,11 @@ class _Old:
         with contextlib.suppress(ImportError):
             return importlib.import_module(full)
         if full not in OLD:
-            return self.attribute(self.imported(module), name)
+            try:
+                return self.attribute(self.imported(module), name)
+            except AttributeError as error:
+                raise ImportError(f'cannot import name {name!r} from '
+                                  f'{module!r}', name=module) from error
         with contextlib.suppress(ImportError, ValueError):
             return self.attribute(importlib.import_module(module), name)
         return OLD[full]()
@@ -119,8 +123,12 @@ class _Asking(ast.NodeTransformer):
             node.attr for node in nodes if isinstance(node, ast.Attribute)
             and isinstance(node.ctx, ast.Store)
             and isinstance(node.value, ast.Name) and node.value.id in modules}
+        own = {getattr(node, 'asname', None) or getattr(
+            node, 'name', getattr(node, 'id', None)) for node in nodes
+            if isinstance(node, (ast.alias, ast.FunctionDef, ast.ClassDef))
+            or isinstance(getattr(node, 'ctx', None), ast.Store)}
         self._read = {node.id for node in nodes if isinstance(node, ast.Name)
-                      and not hasattr(builtins, node.id)}
+                      and not hasattr(builtins, node.id)} - own
 
     def visit_Attribute(self, node):
         self.generic_visit(node)
@@ -197,8 +205,11 @@ _NAMES = {name.rpartition('.')[2] for name in (*OLD, *METHODS)}
 
 def _code_of(source: bytes, path: str) -> types.CodeType:
     """Compiles a module's source so that it asks for what is old."""
-    tree = ast.parse(source, path)
-    return compile(_Asking(tree).visit(tree), path, 'exec', dont_inherit=True)
+    with contextlib.suppress(RecursionError):   # of sums of hundreds
+        tree = ast.parse(source, path)
+        return compile(_Asking(tree).visit(tree), path, 'exec',
+                       dont_inherit=True)
+    return compile(source, path, 'exec', dont_inherit=True)
 
 
 # --- which modules belong to Chainer's world

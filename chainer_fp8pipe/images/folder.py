@@ -88,7 +88,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         self.classes, self.labels, self._names = (
             self._comm.bcast(found) if self._comm else found)
         self.transform, self._drawn = transform, 0
-        self._cache = self._make_cache(cache) if cache else None
+        self._cache = self._make_cache(int(cache)) if cache else None
 
     def __len__(self) -> int:
         """Images of all ranks."""
@@ -220,13 +220,12 @@ def find_images(root: str
     Raises:
         ValueError: There is no class, or one without images.
     """
-    classes = [name for name in _names(root)
-               if os.path.isdir(os.path.join(root, name))]
+    classes = _names(root)
     if not classes:
         raise ValueError(f'{root!r} has no folders in it; images are '
                          'expected as ROOT/CLASS/*.JPEG')
     found = [[os.path.join(name, file)
-              for file in _names(os.path.join(root, name))
+              for file in _names(os.path.join(root, name), files=True)
               if file.lower().endswith(_SUFFIXES)] for name in classes]
     for name, files in zip(classes, found, strict=True):
         if not files:
@@ -239,8 +238,10 @@ def find_images(root: str
             os.fsencode(file) for files in found for file in files])
 
 
-def _names(folder: str) -> list[str]:
-    return sorted(name for name in os.listdir(folder) if name[0] != '.')
+def _names(folder: str, files: bool = False) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(one.name for one in entries if one.name[0] != '.'
+                      and (one.is_file() if files else one.is_dir()))
 
 
 def _communicator(shard: Any) -> Any:
@@ -259,8 +260,8 @@ def _communicator(shard: Any) -> Any:
 
 def _whole(name: str, value: Any, least: int) -> int:
     """An argument as Python's int, whatever kind of integer it is."""
-    if not isinstance(value, numbers.Integral) \
-            or not least <= int(value) < 1 << 63:
+    if isinstance(value, bool) or not isinstance(
+            value, numbers.Integral) or not least <= int(value) < 1 << 63:
         raise ValueError(f'{name}={value!r} must be a whole number of {least} '
                          'or more, and below 2^63')
     return int(value)

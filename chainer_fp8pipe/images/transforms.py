@@ -63,6 +63,10 @@ class Normalise:
             ValueError: The images have another number of channels.
         """
         xp = chainer.backend.get_array_module(batch)
+        channels = max(len(self._scale), len(self._shift))
+        if batch.ndim < 3 or 1 < channels != batch.shape[-3]:
+            raise ValueError(f'images are of shape {batch.shape}; expected '
+                             f'(..., {channels}, height, width)')
         result = xp.multiply(batch, xp.asarray(self._scale), out=out,
                              dtype=self.dtype)
         result += xp.asarray(self._shift)
@@ -191,7 +195,8 @@ class CenterCrop(_Crop):
     """
 
     size: Any
-    normalise: Normalise | None = Normalise()
+    normalise: Normalise | None = dataclasses.field(
+        default=Normalise(), kw_only=True)
 
     def plan(self, width: int, height: int,
              rng: numpy.random.Generator | None = None) -> Crop:

@@ -145,6 +145,8 @@ class RunReport(extension.Extension):
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
+        if self._ranks.rank == 0 and self._updater.iteration > self._point:
+            self._add_point()       # what came after the last one
         self._write(record.RunEnd(time.time(), self._updater.iteration, error))
         self._writer = None
         if self._ranks.rank == 0:
@@ -191,13 +193,16 @@ class RunReport(extension.Extension):
                         else float(value)})
         iteration = self._updater.iteration
         if iteration - self._point > (iteration - self._begun) // _POINTS:
-            self._point = iteration
-            self._parts.append(record.CurvePoint(
-                time.time(), iteration,
-                float(getattr(self._updater, 'epoch_detail', 0.0)), {
-                    name: float(value) for name, value
-                    in self._values.compute_mean().items()}))
-            self._values = chainer.reporter.DictSummary()
+            self._add_point()
+
+    def _add_point(self) -> None:
+        self._point = self._updater.iteration
+        self._parts.append(record.CurvePoint(
+            time.time(), self._point,
+            float(getattr(self._updater, 'epoch_detail', 0.0)), {
+                name: float(value) for name, value
+                in self._values.compute_mean().items()}))
+        self._values = chainer.reporter.DictSummary()
 
     @contextlib.contextmanager
     def _update(self) -> Iterator[None]:

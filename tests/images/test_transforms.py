@@ -106,6 +106,7 @@ def test_plans_depend_on_the_random_numbers_alone():
     (lambda: Normalise(dtype='i4'), 'of floats, not int32'),
     (lambda: Normalise((0, 0), (1, 1))(numpy.zeros((1, 3, 2, 2), 'u1')),
      'shape'),
+    (lambda: Normalise()(numpy.zeros((2, 1, 2, 2), 'u1')), 'shape'),
 ])
 def test_settings_that_cannot_be_are_errors(make, message):
     with pytest.raises((TypeError, ValueError), match=message):

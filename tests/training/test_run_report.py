@@ -341,4 +341,4 @@ def test_points_of_a_long_training_become_means(tmp_path):
     trainer.run()
     places = [point.iteration for point in read_record(str(tmp_path)).curves]
     assert places == [*range(1, 500), *range(501, 1000, 2),
-                      *range(1002, 1301, 3)]
+                      *range(1002, 1301, 3), 1300]

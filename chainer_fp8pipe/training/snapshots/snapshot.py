@@ -199,7 +199,7 @@ class Snapshot(extension.Extension):
             f'the training changes {text}, which is in no snapshot: a run '
             'that goes on has it as the script makes it; keep numbers, texts, '
             'arrays, and lists or dictionaries of them'
-            for text in sorted(new))])
+            for text in sorted(new))], RuntimeError)
 
 
 # --- reading -----------------------------------------------------------------
@@ -238,6 +238,9 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
             it was.  Or a rank cannot restore its part: make the trainer anew.
     """
     ranks = all_ranks(comm)
+    if damaged not in ('error', 'aside'):
+        raise ValueError(
+            f"damaged must be 'error' or 'aside', not {damaged!r}")
     state.note_beginning(trainer)
     current = raise_together(
         ranks, lambda: state.collect(trainer, comm)[0], error=ValueError)
@@ -278,12 +281,13 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
     return trainer.updater.iteration
 
 
-def _warn(ranks: MPI.Comm, texts: list[str]) -> None:
+def _warn(ranks: MPI.Comm, texts: list[str],
+          error: type[Exception] = ValueError) -> None:
     """Warns on rank 0; raises on all where a warning is an error."""
     def warn() -> None:
         for text in texts if ranks.rank == 0 else ():
             warnings.warn(text, stacklevel=6)
-    raise_together(ranks, warn, error=ValueError)
+    raise_together(ranks, warn, error=error)
 
 
 def go_on(updater: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import chainer
 from chainer.serializers import npz
 from chainer.training import extensions
-from chainer.training.extensions import _snapshot
+from chainer.training.extensions import _snapshot, snapshot_writers
 from mpi4py import MPI
 
 from ...chains.saving import saving_parts
@@ -68,12 +68,14 @@ def _by_rank_0(name: str, original: Callable) -> Callable:
         if (threading.current_thread() is not threading.main_thread()
                 or _caller() in _NO_SCRIPTS):
             original(*args, **kwargs)
-        elif name == 'mkdir':
-            end = time.monotonic() + _PATIENCE
-            wait_until(lambda: os.path.isdir(args[0])
+        elif name in ('mkdir', 'rename', 'replace'):
+            path = args[0] if args else next(iter(kwargs.values()))
+            makes, end = name == 'mkdir', time.monotonic() + _PATIENCE
+            wait_until(lambda: os.path.lexists(path) == makes
                        or time.monotonic() > end)
-            if not os.path.isdir(args[0]):      # on another host
-                original(*args, **kwargs)
+            if makes and not os.path.isdir(path):   # on another host
+                with contextlib.suppress(FileExistsError):
+                    original(*args, **kwargs)
     return call
 
 
@@ -125,9 +127,14 @@ def _adapt_snapshot(own: Any, is_first: bool) -> None:
                       'anywhere after an error; leave it out')
     if not is_first:
         own.writer = lambda *args: None
-    elif function := getattr(own.writer, '_savefun', None):
+        return
+    if isinstance(own.writer, snapshot_writers.ProcessQueueWriter):
+        raise Refusal('snapshots are written by a process with a queue; pass '
+                      'a ThreadWriter or a ThreadQueueWriter')
+    writer = getattr(own.writer, '_task', own.writer)
+    if function := getattr(writer, '_savefun', None):
         # No other rank calls it.
-        own.writer._savefun = own_work()(function)
+        writer._savefun = own_work()(function)
 
 
 class _LeftOut(chainer.training.Extension):

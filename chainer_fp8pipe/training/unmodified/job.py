@@ -31,6 +31,7 @@ from ...chains.partition import partition
 from ...chains.plan import PartitionPlan
 from ...intercept.function_calls import creating
 from ...intercept.training_objects import Originals
+from ...mpi.agreement import agree
 from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced
 from ...pipeline.randomness import preserved
@@ -210,6 +211,10 @@ class PipelineJob(Originals):
         chunks = (options.cut.chunks if options.cut else
                   2 if options.schedule == 'interleaved' else 1)
         with refusing():
+            agree(self.comm, {
+                f'{name} of the optimizer': repr(value) for name, value
+                in sorted(optimizer.hyperparam.get_dict().items())},
+                remedy='What a script does must not depend on the rank.')
             decisions(optimizer, options.pipeline)
             # The optimizer needs no second setup, which would drop its hooks.
             partition(
