@@ -1,4 +1,5 @@
 """The digits in float32, fp8 and int4, for demo.py: OUT PERCENT."""
+import argparse
 import json
 import os
 import sys
@@ -44,8 +45,13 @@ def train(name, out, percent):
 
 
 def main():
-    out, percent = sys.argv[1], float(sys.argv[2])
-    runs = [train(name, out, percent) for name in ('float32', 'fp8', 'int4')]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('out', help='folder of the runs')
+    parser.add_argument('percent', type=float, help='accuracy at the end')
+    given = parser.parse_args()
+    out = given.out
+    runs = [train(name, out, given.percent)
+            for name in ('float32', 'fp8', 'int4')]
     if COMM.rank == 0:
         with open(os.path.join(out, 'summary.json'), 'w') as file:
             json.dump(runs, file, indent=1)
