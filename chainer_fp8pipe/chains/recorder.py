@@ -61,6 +61,10 @@ _SIMPLE = frozenset((str, type(None), slice, type))
 _NUMBERS = frozenset((int, bool, float))
 
 
+#: Of a variable that follows from a batch alone: the place of that batch.
+_PLACE = '_place_of_chainer_fp8pipe'
+
+
 class Recorder:
     """Records a model's forward passes.
 
@@ -265,6 +269,11 @@ class _Recording(Interceptor):
         for leaf in nested.leaves(outputs)[0]:
             if is_placeholder(nested.array_of(leaf)):
                 raise looked_at(nested.array_of(leaf), 'a gradient')
+            if hasattr(leaf, _PLACE):
+                raise PlaceholderError(
+                    f'{user_line()}: a gradient of what follows from the '
+                    'batch alone, which has no graph; put it into a link of '
+                    'its own, and mark that with chainer_fp8pipe.atomic')
 
     def before_unchain(self, output: chainer.Variable) -> None:
         """Has all that an output was made of unchained where it is made."""
@@ -321,6 +330,7 @@ class _Recording(Interceptor):
             else:
                 arrays.append(array)
                 arguments.append(_kept(x))
+                _check_place(x, program.place)
         hidden, attributes = self._scan(own, read)
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
@@ -336,7 +346,7 @@ class _Recording(Interceptor):
         if not (read or whole or used or figures.inner or figures.draws):
             # Of the batch alone, which every rank has.
             with suspended(), chainer.no_backprop_mode():
-                return tuple([Variable(out.array, requires_grad=False)
+                return tuple([_of_batch(out.array, program.place)
                               for out in original(node, inputs)])
         if isinstance(node, WholeCall):
             whole += tuple(self._keeping(names))
@@ -577,3 +587,21 @@ def _ahead(array: Any, wants: bool) -> chainer.Variable:
     made = _variable(array, wants)
     made.__class__ = Ahead
     return made
+
+
+def _of_batch(array: Any, place: Place) -> Variable:
+    """A result of the batch alone, which knows of which one."""
+    found = Variable(array, requires_grad=False)
+    setattr(found, _PLACE, place)
+    return found
+
+
+def _check_place(x: Any, place: Place) -> None:
+    """Refuses such a result of another micro-batch of the same update."""
+    made = getattr(x, _PLACE, place)
+    if made != place and made.iteration == place.iteration:
+        raise ValueError(
+            f'{user_line()}: forward uses what it has kept of an earlier '
+            'micro-batch, where one process has that of the batch before; '
+            'compute it anew, or train with micro_batches=1 '
+            '(--micro-batches 1)')

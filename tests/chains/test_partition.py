@@ -254,3 +254,27 @@ def test_state_is_read_where_it_was_made(comm):
                       updater.get_optimizer('main').target.namedparams()})
     for name, array in found[0].items():
         numpy.testing.assert_allclose(array, found[1][name], rtol=1e-5)
+
+
+class Keeping(chainer.Chain):
+    """Adds the features of the batch before, in which no parameter is."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = None
+        with self.init_scope():
+            self.a, self.b = L.Linear(4, 4), L.Linear(4, 1)
+
+    def forward(self, x):
+        features = F.tanh(x)
+        h = self.a(features if self.before is None
+                   else features + self.before)
+        self.before = features
+        return F.mean(self.b(h) ** 2)
+
+
+@on_ranks(2)
+def test_features_of_the_micro_batch_before_are_refused(comm):
+    updater = updater_of(comm, Keeping(), [(numpy.ones((8, 4), 'f'),)])
+    with pytest.raises(ValueError, match='earlier micro-batch'):
+        updater.update()
