@@ -85,9 +85,11 @@ def enter_world(comm: Any = None) -> None:
 def end_all_ranks(text: str, code: int) -> None:
     """Prints why, and ends all ranks with an exit code."""
     _end.has_begun = True
-    faulthandler.dump_traceback_later(
-        _STUCK if _mpi() else _START, exit=True,
-        file=os.open(os.devnull, os.O_WRONLY))
+    code = code % 256 or 1
+    with contextlib.suppress(Exception):    # too many files are open, say
+        faulthandler.dump_traceback_later(
+            _STUCK if _mpi() else _START, exit=True,
+            file=os.open(os.devnull, os.O_WRONLY))
     try:
         with contextlib.suppress(Exception):    # closed, or not a file
             sys.stdout.flush()
