@@ -126,6 +126,12 @@ def read_example(model: chainer.Link, file: str) -> _Arrays:
         loaded[name] for name in loaded.files]
     # ``__call__`` is what a class of Chainer 3 has.
     names = [*inspect.signature(getattr(model, 'forward', model)).parameters]
+    given = [name for name in getattr(loaded, 'files', ())
+             if not name.startswith('arr_')]
+    if given != names[:len(given)]:
+        raise ValueError(f'{file} has arrays {", ".join(given)}; name them as '
+                         f'forward does, in its order ({", ".join(names)}), '
+                         'or leave names out')
     return {names[n] if n < len(names) else f'input_{n}': array
             for n, array in enumerate(arrays)}
 

@@ -121,6 +121,7 @@ def command(tmp_path, monkeypatch, capsys):
         'chainer.training.Trainer.run(None)\n')
     numpy.save('x.npy', BATCH)
     numpy.savez('two.npz', BATCH, BATCH)
+    numpy.savez('named.npz', mask=BATCH)
     numpy.save('wide.npy', numpy.ones((2, 9), 'f'))
     numpy.save('pickled.npy', numpy.array([None]))
 
@@ -223,6 +224,7 @@ def test_the_model_is_found_in_any_snapshot(command, make, file, place):
     ('nets.py', 'nets:Net', 'x.npy', 'pickled (object)'),
     ('model.npz', 'nets:Net', 'pickled.npy', 'allow_pickle=False'),
     ('model.npz', 'nets:Net', 'two.npz', 'arguments but 3 were given'),
+    ('model.npz', 'nets:Net', 'named.npz', 'has arrays mask; name them'),
     ('model.npz', 'nets:Net', 'wide.npy', 'InvalidType'),
     ('model.npz', 'nets:Recurrent', 'x.npy', 'LSTM'),    # not in ONNX
     ('model.npz', 'nets:Net --exmaple', 'x.npy', 'unknown: --exmaple')])
