@@ -72,6 +72,8 @@ class _Spec(NamedTuple):
     dtype: str                      # as of numpy.dtype.str
     shape: tuple[int, ...]
     axes: tuple[int, ...] | None    # in this order; None: as in C
+    #: With what is repeated, as by ``broadcast_to``; None: nothing is.
+    whole: tuple[int, ...] | None = None
 
 
 def describe(arrays: Sequence[Any]) -> list[_Spec | None]:
@@ -223,8 +225,17 @@ def _spec(array: Any, number: int) -> _Spec:
             'None')
     if array.flags.c_contiguous:
         return _Spec(_name(array.dtype), array.shape, None)
-    axes = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
-    return _Spec(_name(array.dtype), array.transpose(axes).shape, tuple(axes))
+    axes = sorted(range(array.ndim),
+                  key=lambda axis: -abs(array.strides[axis]))
+    once = _once(array)
+    return _Spec(_name(array.dtype), once.transpose(axes).shape, tuple(axes),
+                 None if once.shape == array.shape else array.shape)
+
+
+def _once(array: Any) -> Any:
+    """An array without what is repeated, as by ``broadcast_to``."""
+    return array[tuple([slice(None if stride else 1)
+                        for stride in array.strides])]
 
 
 @functools.lru_cache(256)
@@ -239,7 +250,7 @@ def _name(dtype: numpy.dtype) -> str:
 def _wire(array: Any, spec: _Spec) -> numpy.ndarray:
     """The bytes of an array, uint8; its own memory where MPI can take it."""
     if spec.axes:
-        array = array.transpose(spec.axes)
+        array = _once(array).transpose(spec.axes)
     if isinstance(array, numpy.ndarray):
         return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
     wire = empty_wire(array_module(array), array.nbytes, numpy.uint8)
@@ -251,5 +262,9 @@ def _read(wire: Any, spec: _Spec, xp: Any) -> Any:
     """The array of its bytes, in the order of memory that it had."""
     array = (xp.empty(spec.shape, spec.dtype) if wire is None
              else upload_now(xp, wire).reshape(spec.shape))
-    return array if spec.axes is None else array.transpose(
-        sorted(spec.axes, key=spec.axes.__getitem__))
+    if spec.axes is not None:
+        array = array.transpose(sorted(spec.axes, key=spec.axes.__getitem__))
+    return array if spec.whole is None else xp.lib.stride_tricks.as_strided(
+        array, spec.whole, [
+            stride if length == whole else 0 for length, whole, stride in zip(
+                array.shape, spec.whole, array.strides, strict=True)])

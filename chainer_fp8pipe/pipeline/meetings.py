@@ -65,8 +65,8 @@ class Meetings:
         """
         error, self.error, self._all_know = self.error, None, False
         text = '' if error is None else (
-            str(error) if type(error) in (ValueError, NotTraced)
-            else f'{type(error).__name__}: {error}')
+            str(error) if str(error) and type(error) in (
+                ValueError, NotTraced) else f'{type(error).__name__}: {error}')
         texts, digests, values, untraced = zip(*self._say(comm, (
             text, digest(entries), value, isinstance(error, NotTraced))),
             strict=True)

@@ -78,5 +78,5 @@ def _array(value: Any) -> numpy.ndarray:
     value = getattr(value, 'array', value)      # of a variable
     if isinstance(value, chainer.get_array_types()):
         return chainer.backends.cuda.to_cpu(value)
-    return numpy.array(value, None if isinstance(
-        value, (bool, int, float, numpy.generic)) else object)
+    return numpy.array(value) if isinstance(
+        value, (bool, int, float, numpy.generic)) else numpy.empty((), object)

@@ -231,3 +231,18 @@ def test_what_cannot_be_sent_is_not_sent_in_part(comm):
     sender.send((numpy.zeros(3),))
     assert_same(receiver.receive(), (numpy.zeros(3),))
     sender.flush()
+
+
+@on_ranks(2)
+def test_sums_over_what_arrives_have_the_senders_bits(comm):
+    array = numpy.arange(12, dtype='f').reshape(3, 4)
+    for sent in numpy.broadcast_to(array[:, None], (3, 5, 4)), array[::-1]:
+        if comm.rank == 0:
+            sender = Sender(comm, 1, 0)
+            assert sender.send([sent]) == array.nbytes  # each number once
+            sender.flush()
+            continue
+        found, = Receiver(comm, 0, 0).receive()
+        numpy.testing.assert_array_equal(found, sent)
+        assert numpy.argsort(numpy.abs(found.strides)).tolist() == (
+            numpy.argsort(numpy.abs(sent.strides)).tolist())
