@@ -14,7 +14,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -90,8 +90,6 @@ class RunReport(extension.Extension):
         self._filename, self._directory = filename, directory
         self._warned = False
         self._writer: Any = None
-        # Of this object alone: a training that never begins leaves nothing.
-        self._calls = AroundCalls()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         if any(isinstance(entry.extension, RunReport)
@@ -110,19 +108,9 @@ class RunReport(extension.Extension):
             self._writer = record.RecordWriter(self._out, self._ranks.rank)
         if self._writer is None:
             return
-        # What will be written next; of updates since then the ends, seconds,
-        # and seconds by section; the values of the next point.
-        self._parts: list[record.Part] = []
-        self._laps: list[tuple[float, float, dict[str, float]]] = []
-        self._values = chainer.reporter.DictSummary()
-        self._begun = self._point = updater.iteration
-        self._stream = stream_of(updater, *(
-            getattr(optimizer, 'communicator', None)
-            for optimizer in updater.get_all_optimizers().values()))
-        self._kept = self._stream.keep()
-        # When the last lap ended, and what the stream had counted by then.
-        self._end, self._counted = 0.0, dict[str, float]()
-        self._calls.add(updater, 'update', self._update)
+        self._parts: list[record.Part] = []     # what will be written next
+        self._curves, self._timing = _Curves(updater), _Timing(
+            updater, self._ranks.rank, self._parts.append)
         self._next = time.monotonic() + _SECONDS
         self._write(_start(updater, self._ranks.size))
 
@@ -130,7 +118,7 @@ class RunReport(extension.Extension):
         if self._writer is None:
             return
         if not self._ranks.rank:
-            self._add_to_curves(trainer)
+            self._parts += self._curves.add(trainer.observation)
         now = time.monotonic()
         if now >= self._next:
             self._write()
@@ -140,13 +128,12 @@ class RunReport(extension.Extension):
         """Ends the record, and prints the verdict."""
         if self._writer is None:
             return
-        self._calls.close()
-        self._stream.keep_no_more(self._kept)
+        self._timing.close()
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
-        if self._ranks.rank == 0 and self._updater.iteration > self._point:
-            self._add_point()       # what came after the last one
+        if not self._ranks.rank:
+            self._parts += self._curves.rest()
         self._write(record.RunEnd(time.time(), self._updater.iteration, error))
         self._writer = None
         if self._ranks.rank == 0:
@@ -181,9 +168,28 @@ class RunReport(extension.Extension):
                     f'{type(error).__name__}: {error}', RuntimeWarning,
                     stacklevel=3)
 
-    def _add_to_curves(self, trainer: Any) -> None:
-        """Takes over what an update and extensions have reported."""
-        for name, value in trainer.observation.items():
+    def _write(self, *more: record.Part) -> None:
+        """Writes what there is, with the updates since the last call."""
+        parts = [*self._parts, *self._timing.interval(), *more]
+        self._parts.clear()
+        with self._warns():
+            self._writer.write(parts)
+
+
+class _Curves:
+    """What updates and extensions report; a point is of one or more updates.
+
+    Rank 0's.
+    """
+
+    def __init__(self, updater: Any) -> None:
+        self._updater = updater
+        self._begun = self._point = updater.iteration
+        self._values = chainer.reporter.DictSummary()
+
+    def add(self, observation: Mapping[str, Any]) -> list[record.Part]:
+        """Takes over what was reported; the point, if it is time for one."""
+        for name, value in observation.items():
             value = getattr(value, 'array', value)
             # What is no number is left out; a GPU is not waited for.
             if getattr(value, 'ndim', 0) == 0:
@@ -192,17 +198,48 @@ class RunReport(extension.Extension):
                         value, chainer.backends.cuda.ndarray)
                         else float(value)})
         iteration = self._updater.iteration
-        if iteration - self._point > (iteration - self._begun) // _POINTS:
-            self._add_point()
+        return self.rest() if iteration - self._point > (
+            iteration - self._begun) // _POINTS else []
 
-    def _add_point(self) -> None:
+    def rest(self) -> list[record.Part]:
+        """The point of the updates since the last one, if there are some."""
+        if self._updater.iteration == self._point:
+            return []
+        values, self._values = self._values, chainer.reporter.DictSummary()
         self._point = self._updater.iteration
-        self._parts.append(record.CurvePoint(
+        return [record.CurvePoint(
             time.time(), self._point,
             float(getattr(self._updater, 'epoch_detail', 0.0)), {
                 name: float(value) for name, value
-                in self._values.compute_mean().items()}))
-        self._values = chainer.reporter.DictSummary()
+                in values.compute_mean().items()})]
+
+
+class _Timing:
+    """How long updates take, and their sections; some with their events.
+
+    ``keep`` takes what is to be written of an update.
+    """
+
+    def __init__(self, updater: Any, rank: int,
+                 keep: Callable[[record.Part], object]) -> None:
+        self._updater, self._rank, self._keep = updater, rank, keep
+        self._begun = updater.iteration
+        # Of updates since the last interval: ends, seconds, and seconds by
+        # section.
+        self._laps: list[tuple[float, float, dict[str, float]]] = []
+        self._stream = stream_of(updater, *(
+            getattr(optimizer, 'communicator', None)
+            for optimizer in updater.get_all_optimizers().values()))
+        self._kept = self._stream.keep()
+        # When the last lap ended, and what the stream had counted by then.
+        self._end, self._counted = 0.0, dict[str, float]()
+        self._calls = AroundCalls()
+        self._calls.add(updater, 'update', self._update)
+
+    def close(self) -> None:
+        """Ends the timing."""
+        self._calls.close()
+        self._stream.keep_no_more(self._kept)
 
     @contextlib.contextmanager
     def _update(self) -> Iterator[None]:
@@ -225,11 +262,11 @@ class RunReport(extension.Extension):
         count, over = divmod(iteration - self._begun, _REGULAR)
         if not over and count.bit_count() == 1 and len(taken) <= _MOST_EVENTS:
             origin = time.monotonic() - time.time()
-            self._parts.append(record.RecordedUpdate(
+            self._keep(record.RecordedUpdate(
                 begin - origin, iteration, end - begin, tuple(
                     event._replace(start=event.start - origin,
                                    end=event.end - origin)
-                    for event in events_of(taken, self._ranks.rank, 0.0)
+                    for event in events_of(taken, self._rank, 0.0)
                     if event.end > begin)))
 
     def _counts(self) -> dict[str, float]:
@@ -237,15 +274,10 @@ class RunReport(extension.Extension):
         return {**self._stream.hidden, **{
             name: getattr(self._stream, name) for name in _BYTES}}
 
-    def _write(self, *more: record.Part) -> None:
-        """Writes what there is, with the updates since the last call."""
-        if self._laps:
-            self._parts.append(self._interval())
-        parts, self._parts = [*self._parts, *more], []
-        with self._warns():
-            self._writer.write(parts)
-
-    def _interval(self) -> record.RankInterval:
+    def interval(self) -> list[record.Part]:
+        """The updates since the last interval, if there are some."""
+        if not self._laps:
+            return []
         ends, all_busy, by_section = zip(*self._laps, strict=True)
         steps, busy = numpy.diff([self._end, *ends]), numpy.array(all_busy)
         sections = {name: numpy.array([one.get(name, 0.0)
@@ -263,13 +295,13 @@ class RunReport(extension.Extension):
         lower, middle = numpy.quantile(busy - sum(
             sections[name] for name in record.COMMUNICATION),
             [0.25, 0.5]).tolist()
-        return record.RankInterval(
-            time.time(), self._ranks.rank, last - len(ends) + 1, last,
+        return [record.RankInterval(
+            time.time(), self._rank, last - len(ends) + 1, last,
             (lower, middle),
             {name: float(values.mean()) for name, values in sections.items()
              if values.any()},
             {name: grown[name] for name in record.PHASES if grown.get(name)},
-            *_sent(self._updater, *(grown[name] for name in _BYTES)))
+            *_sent(self._updater, *(grown[name] for name in _BYTES)))]
 
 
 def _start(updater: Any, ranks: int) -> record.RunStart:
