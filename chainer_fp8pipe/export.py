@@ -80,9 +80,10 @@ def make_model(text: str) -> chainer.Link:
     place, _, expression = text.partition(':')
     folder, name = os.path.split(os.path.abspath(place.removesuffix('.py')))
     sys.path.insert(0, folder)
-    with mock.patch.object(chainer.training.Trainer, 'run', side_effect=(
-            RuntimeError(f'{place} trains when it is imported; that belongs '
-                         'under "if __name__ == \'__main__\':"'))):
+    with mock.patch.object(sys, 'argv', [place]), mock.patch.object(
+            chainer.training.Trainer, 'run', side_effect=RuntimeError(
+                f'{place} trains when it is imported; that belongs under "if '
+                '__name__ == \'__main__\':"')):
         module = importlib.import_module(name)
     model = eval(expression or 'None', {**vars(module)})
     model = model() if isinstance(model, type) else model
@@ -96,27 +97,28 @@ def load(model: chainer.Link, file: str) -> str:
     """Loads a model from where all its names are in a file; the place."""
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(model)
-    # Of what has no values yet, any shape.
+    # A parameter without values takes those of any shape.
     wanted = {key: numpy.shape(own) if own.dtype != object else 'any shape'
               for key, own in serializer.target.items()}
+    found = []
     with numpy.load(file, allow_pickle=False) as archive:
-        found = dict(archive)
-    places = []
-    for place in {key[:at.start()] for key in found
-                  for at in re.finditer('(?<=/)|^', key)}:
-        below = {key.removeprefix(place): numpy.shape(array)
-                 for key, array in found.items() if key.startswith(place)}
-        if below.keys() == wanted.keys() and all(
-                shape in (below[key], 'any shape')
-                for key, shape in wanted.items()):
-            places.append(place)
-    if len(places) != 1:
+        for place in {key[:at.start()] for key in archive.files
+                      for at in re.finditer('(?<=/)|^', key)}:
+            if wanted.keys() == {key.removeprefix(place) for key
+                                 in archive.files if key.startswith(place)}:
+                # Others of a snapshot may be None, which is a pickle.
+                arrays = {key: archive[place + key] for key in wanted}
+                if all(shape in (arrays[key].shape, 'any shape')
+                       for key, shape in wanted.items()):
+                    found.append((place, arrays))
+    if len(found) != 1:
         raise ValueError(
-            f'{file} has {len(places)} models with the parameters '
+            f'{file} has {len(found)} models with the parameters '
             f'{dict(sorted(wanted.items()))}; '
             'name class and arguments of the training in --class')
-    chainer.serializers.NpzDeserializer(found, places[0]).load(model)
-    return places[0]
+    (place, arrays), = found
+    chainer.serializers.NpzDeserializer(arrays).load(model)
+    return place
 
 
 def read_example(model: chainer.Link, file: str) -> _Arrays:

@@ -18,7 +18,9 @@ from tests.ranks import run_script
 
 ROOT = Path(__file__).parent.parent
 NETS = '''
-import chainer, chainer.functions as F, chainer.links as L
+import argparse, chainer, chainer.functions as F, chainer.links as L
+
+argparse.ArgumentParser().parse_args()      # of the script's own options
 
 class Net(chainer.Chain):
     def __init__(self, n_out=3, n_units=None):
@@ -192,6 +194,11 @@ def train(snapshot):
         chainer.iterators.SerialIterator(data, 4), optimizer),
         (1, 'iteration'), out='.')
     trainer.extend(snapshot, trigger=(1, 'iteration'))
+    # It keeps None until it has fired.
+    trainer.extend(
+        lambda trainer: None, name='best',
+        trigger=chainer.training.triggers.MinValueTrigger(
+            'main/loss', (2, 'iteration')))
     trainer.run()
     return model.predictor
 
