@@ -24,13 +24,14 @@ WAITS, WORKS = 'waits for other ranks', 'does not wait for any rank'
 
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OURS = os.path.abspath(f'{__file__}/../..') + os.sep
-#: Where a thread beside the main one has nothing to do, or moves messages.
-_IDLE = (*(_LIBRARY + name for name in (
+#: Threads of this package that move messages run code of these folders.
+_MOVERS = tuple(os.path.join(_OURS, name, '') for name in (
+    'channel', 'exchange', 'allreduce'))
+#: A thread beside the main one is idle where its last frame is in these.
+_IDLE = (*_MOVERS, *(_LIBRARY + name for name in (
     'threading.py', 'queue.py', 'selectors.py', 'socketserver.py',
-    f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio')),
-    *(os.path.join(_OURS, name, '') for name in (
-        'channel', 'exchange', 'allreduce')))
-#: The main thread waits for such a thread, or in compiled code.
+    f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio')))
+#: The main thread waits for such a mover, or in compiled code.
 _WAITS = ('taken', 'finish_all')
 #: A call, as far as it tells of which object the method is.
 _CALL = re.compile(r'\s*(?:(?:[\w, ]+=|return)\s)?\s*([\w.]+)\.(\w+)\s*\(')
@@ -85,9 +86,10 @@ def _is_wait(frame: FrameType) -> bool:
 
 
 def _is_idle(frames: Sequence[FrameType]) -> bool:
-    return any(frame.f_code.co_filename.startswith(_IDLE if (
-        frame is frames[-1]) else _IDLE[-3:]) or _is_wait(frame)
-        for frame in frames) or bool(_mpi_method(frames[-1]))
+    return (frames[-1].f_code.co_filename.startswith(_IDLE)
+            or any(_is_wait(frame)
+                   or frame.f_code.co_filename.startswith(_MOVERS)
+                   for frame in frames) or bool(_mpi_method(frames[-1])))
 
 
 def _mpi_method(frame: FrameType) -> str:

@@ -58,15 +58,15 @@ class UpdateCount:
     def __init__(self) -> None:
         self.total = 0
         self._last: tuple[Hashable, float] = None, 0.0
-        # What followed an update of a kind, and how many seconds it took.
-        self._took: collections.deque[tuple[Hashable, float]] = (
-            collections.deque(maxlen=256))
+        # By kind of update, how many seconds what followed took.
+        self._took: dict[Hashable, collections.deque[float]] = (
+            collections.defaultdict(lambda: collections.deque(maxlen=64)))
 
     def finished(self, kind: Hashable) -> None:
         """Counts an update; what follows one of a kind takes equal times."""
         now = time.monotonic()
         if self.total:
-            self._took.append((self._last[0], now - self._last[1]))
+            self._took[self._last[0]].append(now - self._last[1])
         self._last = kind, now
         self.total += 1
 
@@ -76,9 +76,8 @@ class UpdateCount:
         Of the median time after an update of the latest kind, however long
         those of other kinds take, or rare they are.
         """
-        return max(_LEAST, _UPDATES * statistics.median([
-            seconds for kind, seconds in tuple(self._took)
-            if kind == self._last[0]] or [0.0]))
+        return max(_LEAST, _UPDATES * statistics.median(
+            tuple(self._took[self._last[0]]) or [0.0]))
 
 
 #: Of this process.
@@ -86,7 +85,7 @@ updates = UpdateCount()
 
 
 class View(NamedTuple):
-    """What is known of a rank."""
+    """What a rank has last told the others of itself."""
 
     rank: int           # in MPI.COMM_WORLD
     who: str            # in words
