@@ -172,9 +172,10 @@ class ScriptPlan(Originals):
         model = optimizer.target
         if not all(one.is_initialized for one in model.params()):
             given, named = nested.arguments_of(share)
-            model = copy.deepcopy(model)    # forward may change it
+            clone = copy.deepcopy(model)    # forward may change it
             with chainer.no_backprop_mode():
-                model(*given, **named)
+                clone(*given, **named)
+            model.copyparams(clone, copy_persistent=False)
         if not is_shared:
             self._say("the script is ChainerMN's, which keeps the whole "
                       'model on each rank: no pipeline is looked at')
