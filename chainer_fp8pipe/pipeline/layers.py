@@ -408,8 +408,13 @@ class LayersLoss:
             with chainer.no_backprop_mode():
                 value = _called(calls, f'metric {name!r}', function, count,
                                 map(chainer.Variable, arrays), target)
-            add(self.found, name, report_of(value,
-                                            checked_weight(count(target))))
+            value = getattr(value, 'array', value)
+            report = report_of(value.reshape(()) if getattr(value, 'ndim', 0)
+                               else value, checked_weight(count(target)))
+            if report.kind != 'number':
+                raise TypeError(f'it returned a {type(value).__name__}; it '
+                                'must return a number')
+            add(self.found, name, report)
         calls.noting, calls.now = noting, 'the loss'
         return (loss,)
 
