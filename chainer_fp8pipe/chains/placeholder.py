@@ -135,11 +135,11 @@ class Placeholder(nested.Dataless):
 
     def __array_function__(self, function: Any, types: Any, args: Any,
                            kwargs: Any) -> Any:
-        if function in _OF_SHAPES and not any(map(is_placeholder, (
-                *args[1:], *kwargs.values()) * (function is numpy.full_like))):
+        filled = (*args[1:], *kwargs.values()) * (function is numpy.full_like)
+        if function in _OF_SHAPES and not any(map(is_placeholder, filled)):
             return function(*[made_up(one) if is_placeholder(one) else one
                               for one in args], **kwargs)
-        if function in _LOOKS or function is numpy.full_like:
+        if function in _LOOKS:
             raise looked_at(self, f'numpy.{function.__name__}')
         return recorded(function, args, kwargs)
 

@@ -73,6 +73,7 @@ OPERATIONS = {
     'delete': lambda a, b: np.delete(a, 1, axis=1),
     'along an axis': lambda a, b: np.take_along_axis(
         a, b.argsort(axis=1), axis=1),
+    'full like': lambda a, b: np.full_like(a, b.max()),
     'is in': lambda a, b: np.isin(a.argmax(axis=1), [0, 2]),
 }
 
@@ -163,7 +164,6 @@ LOOKS = {
     'condition': lambda a: a[a > 0],
     'condition of others': lambda a: a[np.zeros((3, 4), bool)],
     'set item': _set_item, 'in place': _add_in_place, 'iteration': _walk,
-    'full_like': lambda a: np.full_like(a, a.max()),
     'fill': lambda a: a.fill(0), 'sort': lambda a: a.sort(),
     'complex': lambda a: complex(a[0, 0]), 'nonzero': lambda a: a.nonzero(),
     'np.nonzero': lambda a: np.nonzero(a), 'unique': lambda a: np.unique(a),
