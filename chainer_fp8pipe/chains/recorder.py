@@ -344,7 +344,7 @@ class _Recording(Interceptor):
         whole, used = self._persistent_in(arrays, attributes) if (
             arrays or attributes or self._recorder.atomic) else ((), ())
         if not (read or whole or used or figures.inner or figures.draws):
-            # Of the batch alone, which every rank has.
+            # It follows from the batch alone, so every rank computes it.
             with suspended(), chainer.no_backprop_mode():
                 return tuple([_of_batch(out.array, program.place)
                               for out in original(node, inputs)])
@@ -406,7 +406,7 @@ class _Recording(Interceptor):
         return tuple(dict.fromkeys(hidden)), arrays
 
     def _read(self, x: Any) -> tuple:
-        """What an input is: output of a call, or parameter; () if neither."""
+        """The call or the parameter that an input comes from; () if none."""
         if isinstance(x, chainer.Parameter):
             name = self._names.of(x)
             if name is None:

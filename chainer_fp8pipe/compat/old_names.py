@@ -61,7 +61,7 @@ class _Old:
             raise
 
     def imported(self, full: str) -> Any:
-        """What an import of a full name gives, or gave."""
+        """Imports a full name, an old one as what has taken its place."""
         module, _, name = full.rpartition('.')
         with contextlib.suppress(ImportError):
             return importlib.import_module(full)

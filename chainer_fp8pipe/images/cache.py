@@ -6,9 +6,9 @@
 #
 #     bytes given out | an entry per sample: start, size | the bytes
 #
-# Who first reads a sample adds it.  One that does not fit is not kept, and
-# none is evicted: every sample is used once in an epoch, so an evicted one
-# would be needed sooner than the new one.
+# The process that first reads a sample adds it.  What does not fit is not
+# kept, and none is evicted: every sample is used once in an epoch, so an
+# evicted one would be needed sooner than the new one.
 from __future__ import annotations
 
 import contextlib

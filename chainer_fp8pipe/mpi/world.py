@@ -220,7 +220,7 @@ _end, _code = _End(), _Code()
 
 
 def failed(text: str) -> str:
-    """What a rank says that ends all others because of a failure."""
+    """The text that a failing rank prints before it ends all ranks."""
     return '\nrank {} of {} failed, ending all:\n{}'.format(*_place(), text)
 
 

@@ -37,7 +37,7 @@ class Meetings:
     def __init__(self, comm: MPI.Comm, waits: Callable[[], Any]) -> None:
         self.comm, self._waits = comm, waits
         self.broken = ''        # what has failed after it had begun
-        # What has failed on this rank in blocks of `noting`.
+        # The error that a block of `noting` has caught on this rank.
         self.error: BaseException | None = None
         self._meetings: dict[int, Meeting] = {}
         self._all_know = False      # of the error that is raised
