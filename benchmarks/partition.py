@@ -19,11 +19,11 @@ import sys
 
 from chainer_fp8pipe import PipelineUpdater, deferred, partition
 from chainer_fp8pipe.chains.cuts import DoesNotFit
-from chainer_fp8pipe.planner.trials import Repeating, as_it_is
 from chainer_fp8pipe.report.quantities import parse_bytes
 
 import chainer
 import numpy
+from chainer.iterators import SerialIterator
 from environment import (
     ONE_THREAD,
     describe,
@@ -62,8 +62,8 @@ def trained(model, comm, optimizer, **options):
     example = tuple(array[:SAMPLES // PARTS] for array in batch())
     partition(model, example, comm, micro_batches=PARTS, **options)
     return PipelineUpdater(
-        Repeating(batch()), optimizer.setup(model), comm,
-        micro_batches=PARTS, converter=as_it_is).update
+        SerialIterator([batch()], 1), optimizer.setup(model), comm,
+        micro_batches=PARTS, converter=lambda found, _: found[0]).update
 
 
 def rank(comm, job):

@@ -16,13 +16,12 @@ import time
 import warnings
 
 from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
-from chainer_fp8pipe.mpi.ranks import measure_links
-from chainer_fp8pipe.planner.trials import Repeating, as_it_is
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer.iterators import SerialIterator
 from environment import (
     ONE_THREAD,
     describe,
@@ -75,7 +74,7 @@ def report(rows):
     stages = rows[0]['stages']
     torch = any('torch' in row for row in rows)
     print(f'\n{stages} stages{"":8}serial  ours  '
-          f'{"spread":>11}  best schedule  speed-up   of (2)   of (3)'
+          f'{"spread":>11}  best schedule  speed-up   of (2)'
           + ('   PyTorch  ours is' if torch else ''))
     print('width  parts      [ms]  [ms]  [ms]')
     for row in rows:
@@ -86,33 +85,24 @@ def report(rows):
                 f'{1e3 * time:5.0f}  {1e3 * min(times):4.0f} - '
                 f'{1e3 * max(times):4.0f}  {best:>13} '
                 f'{statistics.median(row["serial"]) / time:9.2f} '
-                f'{paper(row)[0] / time:8.2f} {paper(row)[1] / time:8.2f}')
+                f'{paper(row) / time:8.2f}')
         if 'torch' in row:
             other = statistics.median(fastest(row, 'torch')[1])
             line += f' {1e3 * other:8.0f} {other / time:6.2f} x as fast'
         print(line)
-    print("of (2), of (3): the paper's equations 2 and 3 from the serial time "
-          'and the link, over ours')
+    print("of (2): the paper's equation 2 from the serial time, over ours")
 
 
 def paper(row):
-    """Seconds of a step by the paper's equations, without and with messages.
+    """Seconds of a step by the paper's equation 2, without messages.
 
     With d stages, m micro-batches and t_comp the time of the serial step::
 
-        t_comm = 2 * (latency + bytes / bandwidth)          (equation 1)
-        t_pipe = (m + d - 1) * t_comp / (m * d)             (equation 2)
-        T_pipe = t_pipe + (m + d - 2) * t_comm              (equation 3)
-
-    t_comm is the time of a micro-batch's activation and its gradient to
-    cross one boundary, during which the sender waits.
+        t_pipe = (m + d - 1) * t_comp / (m * d)
     """
     stages, parts = row['stages'], row['micro_batches']
-    latency, bandwidth = row['link']
-    t_comm = 2 * (latency + row['bytes'] / bandwidth)
-    t_pipe = ((parts + stages - 1) / parts / stages
-              * statistics.median(row['serial']))
-    return t_pipe, t_pipe + (parts + stages - 2) * t_comm
+    return ((parts + stages - 1) / parts / stages
+            * statistics.median(row['serial']))
 
 
 def fastest(row, kind):
@@ -157,18 +147,18 @@ def at_width(width, job, torch):
         for name, chunks in SCHEDULES:
             if chunks in models:
                 updater = PipelineUpdater(
-                    Repeating((batch, labels)), models[chunks], comm,
-                    micro_batches=parts, schedule=name, converter=as_it_is)
+                    SerialIterator([(batch, labels)], 1), models[chunks], comm,
+                    micro_batches=parts, schedule=name,
+                    converter=lambda found, _: found[0])
                 steps['ours', f'{name} x {chunks}' if chunks > 1 else name,
                       parts] = updater.update
     if torch:
         steps.update(torch_steps(torch, width, job, batch, labels))
-    times, link = take_turns(steps, job['rounds']), measure_links(comm)
+    times = take_turns(steps, job['rounds'])
     rows = []
     for parts in job['micro_batches']:
         row = {'stages': comm.size, 'width': width, 'micro_batches': parts,
-               'serial': times['serial', '', 0], 'link': link,
-               'bytes': 4 * width * BATCH / parts}
+               'serial': times['serial', '', 0]}
         for kind in ('ours', 'torch'):
             found = {name: value for (other, name, number), value
                      in times.items() if (other, number) == (kind, parts)}

@@ -25,7 +25,6 @@ _HOMES = {
     'large_batch': 'chainer_fp8pipe.training.large_batch',
     'lazy': 'chainer_fp8pipe.links',
     'partition': 'chainer_fp8pipe.chains.partition',
-    'plan': 'chainer_fp8pipe.planner.plan',
 }
 
 __all__ = ['__version__', *_HOMES]

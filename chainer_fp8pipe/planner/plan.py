@@ -11,31 +11,22 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import random
-import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-import chainer
 from mpi4py import MPI
 
 from ..chains.partition import partition
 from ..chains.plan import PartitionPlan
 from ..codecs import CODECS
 from ..intercept.training_objects import own_work
-from ..links.divisible import Divisible
-from ..mpi import all_ranks
 from ..mpi.agreement import agree, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
-from ..mpi.world import enter_world
 from ..pipeline.randomness import preserved
 from .job_plan import JobPlan, Trial, Way
 from .trials import (
-    Data,
-    Example,
     Trained,
     Trials,
     communicators_in,
@@ -57,36 +48,22 @@ _EQUAL, _APART = 0.03, 0.1
 
 
 @own_work()
-def plan(model: Any, example: Any, comm: Any = None, *,
-         batch: int | None = None, optimizer: Any = None,
-         codecs: Sequence[str] = USUAL_CODECS, budget: float = 16.0,
-         show: bool = False, data: Data | None = None,
+def plan(trained: Trained, comm: MPI.Comm, codecs: Sequence[str],
+         budget: float, say: Callable[[str], object],
          as_it_is: Way | None = None) -> JobPlan:
     """Finds the fastest of some ways to train a model on these ranks.
 
-    Copies of model and optimizer are trained for some updates as replicas by
-    each codec, with and without overlap, by ChainerMN's ``naive`` and as a
-    pipeline.  Of ways that are equally fast the plan takes an exact one, and
-    of these the simplest.  Call it on all ranks; the model, the optimizer and
-    the generators of random numbers stay as they are.
+    Copies are trained for some updates.  Of ways that are equally fast the
+    plan takes an exact one, and of these the simplest.  Call it on all ranks.
+    Model, optimizer and generators of random numbers stay as they are.
 
     Args:
-        model: The whole model, as it is written; it returns its loss.
-        example: A batch of one rank, as the converter gives it: an array, a
-            tuple of arrays or a dictionary.
-        comm: All ranks: a communicator of mpi4py's or ChainerMN's; None:
-            ``MPI.COMM_WORLD``.
-        batch: Samples of an update, of all ranks together; None: those of
-            the example, times the ranks.
-        optimizer: That will train the model, set up or not; None: Adam.
-        codecs: Names of communicators that are tried; ``('float32',)``: exact
-            ones only.
+        trained: What is trained.
+        comm: All ranks.
+        codecs: Names of communicators that are tried.
         budget: Seconds in which ways are tried, about; the later ways are
             left out where updates are long.
-        show: Whether the first rank prints the plan and, on the standard
-            error stream, what is being tried.
-        data: What ways are tried with in place of the example, a
-            :class:`~.trials.Data`; None: the example.
+        say: Is told what is being tried.
         as_it_is: How the job is trained without a plan; it is tried, too, and
             is taken unless another one is faster.
 
@@ -94,47 +71,22 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         The plan, the same on all ranks.
 
     Raises:
-        ValueError: An argument is wrong, ranks have other models, or no way
-            can train the model; on all ranks.
+        ValueError: Ranks have other models, or no way can train the model;
+            on all ranks.
     """
-    enter_world()
-    comm = MPI.COMM_WORLD if comm is None else all_ranks(comm)
-    begin, shows = time.perf_counter(), show and comm.rank == 0
-
-    def check() -> tuple[Trained, tuple[str, ...]]:
-        _must_be_trainable(model, optimizer)
-        samples = Example(example)
-        if batch is not None and (type(batch) is not int or batch < 1):
-            raise ValueError('batch must be a number of at least 1, not '
-                             f'{batch!r}')
-        if type(budget) not in (int, float) or not 0 < budget < math.inf:
-            raise ValueError('budget must be seconds, more than 0, not '
-                             f'{budget!r}')
-        names = () if isinstance(codecs, str) else tuple(codecs)
-        if not names or {*names} - {*TRIED}:
-            raise ValueError(f'codecs must be some of {", ".join(TRIED)} in a '
-                             f'list, not {[*names] or codecs!r}')
-        return Trained(model, optimizer or chainer.optimizers.Adam(), samples,
-                       batch or samples.samples * comm.size, data), names
-    trained, names = raise_together(comm, check, ValueError)
-    agree(comm, {name: repr(value) for name, value in {
-        'batch': trained.batch, 'codecs': names, 'budget': budget,
-        'as_it_is': as_it_is, 'the model': [
+    begin = time.perf_counter()
+    agree(comm, {'the batch': str(trained.batch), 'the communicator': str(
+        as_it_is), 'the model': str([
             (name, one.is_initialized and one.shape)
-            for name, one in sorted(model.namedparams())]}.items()},
-        remedy='Pass the same to plan() on all ranks.')
-
-    def say(what: str) -> None:
-        if shows:
-            print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
-                  flush=True)
+            for name, one in sorted(trained.model.namedparams())])},
+        remedy='Have the script make the same on all ranks.')
     trials = Trials(
         lambda way: try_way(way, trained, comm, budget * _OF_A_TRIAL), say,
         lambda: comm.bcast(budget + _OVERTIME - time.perf_counter() + begin))
     state = random.getstate()
     try:
         with preserved():
-            _try_all(trials, trained, comm, names, as_it_is)
+            _try_all(trials, trained, comm, codecs, as_it_is)
     finally:
         random.setstate(state)
     if not trials.found:
@@ -145,23 +97,9 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         trials.remarks.append(
             f'gradients are rounded to {taken.communicator}; --codecs float32 '
             'leaves such ways out')
-    found = JobPlan(taken, comm.size, trained.batch, tuple(sorted(
+    return JobPlan(taken, comm.size, trained.batch, tuple(sorted(
         (trial for _, trial in trials.found), key=lambda one: one.seconds)),
         tuple(trials.remarks))
-    if shows:
-        print(found, flush=True)
-    return found
-
-
-def _must_be_trainable(model: Any, optimizer: Any) -> None:
-    if isinstance(model, Divisible) or not isinstance(model, chainer.Link):
-        raise TypeError('plan() takes a chainer.Link that returns its '
-                        f'loss, not {type(model).__name__}')
-    if getattr(model, 'partition', None) is not None:
-        raise ValueError('this model was cut already; build it anew')
-    if optimizer is not None and not isinstance(optimizer, chainer.Optimizer):
-        raise TypeError('optimizer must be a chainer.Optimizer, not '
-                        f'{type(optimizer).__name__}')
 
 
 def _try_all(trials: Trials, trained: Trained, comm: MPI.Comm,
@@ -178,7 +116,7 @@ def _try_all(trials: Trials, trained: Trained, comm: MPI.Comm,
         trials.add(way)
     best = min((one for one in trials.found if one[0] in plain),
                key=lambda one: one[1].seconds, default=None)
-    if count > 1 and (trained.data is None or trained.data.is_shared):
+    if count > 1 and trained.is_shared:
         _try_stages(trials, trained, comm,
                     best[0].communicator if best else codecs[0])
     for way in plain * (count > 1):

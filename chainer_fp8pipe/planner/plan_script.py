@@ -36,7 +36,7 @@ from ..training.unmodified.launch import (
 )
 from .job_plan import Way
 from .plan import TRIED, USUAL_CODECS, plan
-from .trials import Data, Example, communicators_in
+from .trials import Example, Trained, communicators_in
 
 _DESCRIPTION = """
 Finds the fastest way to run an unmodified Chainer or ChainerMN script:
@@ -160,18 +160,18 @@ class ScriptPlan(Originals):
 
     def _end(self) -> NoReturn:
         comm, options, updater = self._comm, self._options, self._updater
-        iterator = updater.get_iterator('main')
         optimizer, as_it_is = refuse_together(comm, self._optimizer)
         is_shared = as_it_is is not None and as_it_is.ranks == 1 < comm.size
         # On all ranks, as iterators may be each other's.
-        batch = first_batch(comm, iterator.next, updater.converter,
-                            updater.input_device)
+        batch = first_batch(comm, updater.get_iterator('main').next,
+                            updater.converter, updater.input_device)
         example = refuse_together(comm, lambda: Example(batch))
-        samples = example.samples * (1 if is_shared else comm.size)
-        share = example.of(max(1, samples // comm.size))
-        model = optimizer.target
+        trained = Trained(
+            updater, optimizer, example,
+            example.samples * (1 if is_shared else comm.size), is_shared)
+        model = trained.model
         if not all(one.is_initialized for one in model.params()):
-            given, named = nested.arguments_of(share)
+            given, named = nested.arguments_of(trained.share(comm.size))
             clone = copy.deepcopy(model)    # forward may change it
             with chainer.no_backprop_mode():
                 clone(*given, **named)
@@ -180,15 +180,14 @@ class ScriptPlan(Originals):
             self._say("the script is ChainerMN's, which keeps the whole "
                       'model on each rank: no pipeline is looked at')
         with refusing():
-            made = dataclasses.replace(plan(
-                model, share, comm, batch=samples, optimizer=optimizer,
-                codecs=options.codecs, budget=options.seconds, show=True,
-                as_it_is=as_it_is, data=Data(
-                    iterator, updater.converter, is_shared,
-                    updater.input_device)), communicates=bool(self._made))
-        if options.output is not None and comm.rank == 0:
-            made.save(options.output)
-            self._say(f'the plan is in {options.output}')
+            made = dataclasses.replace(
+                plan(trained, comm, options.codecs, options.seconds,
+                     self._say, as_it_is), communicates=bool(self._made))
+        if comm.rank == 0:
+            print(made, flush=True)
+            if options.output is not None:
+                made.save(options.output)
+                self._say(f'the plan is in {options.output}')
         updater.finalize()
         self._say(f'{options.script} was left at its first update: nothing is '
                   'trained, evaluated or saved')

@@ -73,60 +73,25 @@ class Example:
             for array in map(nested.array_of, self._leaves)])
 
 
-class Repeating(chainer.dataset.Iterator):
-    """Gives one batch again and again."""
+class Trained(NamedTuple):
+    """What a script is about to train; it stays as it is."""
 
-    epoch, is_new_epoch = 0, False
-    epoch_detail, previous_epoch_detail = 0.0, 0.0
-
-    def __init__(self, batch: Any) -> None:
-        self._batch = batch
-
-    def __next__(self) -> Any:
-        return self._batch
-    next = __next__
-
-
-@chainer.dataset.converter()
-def as_it_is(batch: Any, device: Any) -> Any:
-    """A converter for batches of :class:`Repeating`."""
-    return batch
-
-
-class Data(NamedTuple):
-    """What ways to train are tried with."""
-
-    iterator: Any               # gives batches; a script's own one is used up
-    converter: Any = as_it_is
+    updater: Any        # StandardUpdater; its iterator is used up
+    optimizer: Any      # Chainer's own
+    example: Example    # a batch, or a part of one
+    batch: int          # samples of all ranks together
     #: Whether the first rank reads for all of them, as for scripts without
     #: ChainerMN; if not, each rank reads its own part.
     is_shared: bool = False
-    device: Any = None          # of the inputs; None: as the converter says
 
-    def of_rank(self, grid: Any) -> Any:
-        """The iterator of this rank, of a grid of stages and replicas."""
-        if grid.stage_index or grid.replicas == 1 or not self.is_shared:
-            return self.iterator
-        return Divided(self.iterator, grid.data)
-
-
-class Trained(NamedTuple):
-    """What is trained; it stays as it is."""
-
-    model: Any
-    optimizer: Any                  # set up with the model, or not yet
-    example: Example
-    batch: int                      # samples of all ranks together
-    data: Data | None = None        # None: the example again and again
+    @property
+    def model(self) -> Any:
+        """The whole model, as it is written; it returns its loss."""
+        return self.optimizer.target
 
     def copied(self) -> Any:
         """A copy of the optimizer, set up with a copy of the model."""
-        memo = communicators_in(self.model)
-        if self.optimizer.target is self.model:
-            return copy.deepcopy(self.optimizer, memo)
-        clone = copy.copy(self.optimizer)
-        clone.hyperparam = copy.copy(self.optimizer.hyperparam)
-        return clone.setup(copy.deepcopy(self.model, memo))
+        return copy.deepcopy(self.optimizer, communicators_in(self.model))
 
     def share(self, replicas: int, micro_batches: int = 1) -> Any:
         """As many samples as a replica's micro-batch has."""
@@ -149,7 +114,7 @@ class Trials:
     """
 
     def __init__(self, run: Callable[[Way], Sequence[float]],
-                 say: Callable[[str], None],
+                 say: Callable[[str], object],
                  left: Callable[[], float] = lambda: math.inf) -> None:
         self._run, self._say, self._left = run, say, left
         #: Ways and what they took, in the order of trials.
@@ -270,9 +235,10 @@ def _updater(way: Way, trained: Trained, comm: MPI.Comm,
     """What would train the model; adds what is to be done afterwards."""
     grid, cut = grid_of_stages(comm, way.stages), way.cut
     optimizer = raise_together(comm, trained.copied)
-    data = trained.data or Data(Repeating(trained.share(way.replicas)))
+    updater = trained.updater
+    iterator = updater.get_iterator('main')
     # Of a script without ChainerMN, replicas are pipelines of one stage.
-    is_divided = cut is not None or data.is_shared and comm.size > 1
+    is_divided = cut is not None or trained.is_shared and comm.size > 1
     if is_divided:
         part = partition(
             optimizer.target, trained.share(way.replicas, way.micro_batches),
@@ -287,11 +253,12 @@ def _updater(way: Way, trained: Trained, comm: MPI.Comm,
             done.append(communicator.finalize)
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)
-    iterator = data.of_rank(grid)
-    if is_divided:
-        return PipelineUpdater(
-            iterator, optimizer, grid, micro_batches=way.micro_batches,
-            schedule=cut.schedule if cut else '1f1b',
-            converter=data.converter, device=data.device)
-    return StandardUpdater(iterator, optimizer, data.converter,
-                           input_device=data.device)
+    if not is_divided:
+        return StandardUpdater(iterator, optimizer, updater.converter,
+                               input_device=updater.input_device)
+    if grid.stage_index == 0 and grid.replicas > 1:
+        iterator = Divided(iterator, grid.data)
+    return PipelineUpdater(
+        iterator, optimizer, grid, micro_batches=way.micro_batches,
+        schedule=cut.schedule if cut else '1f1b',
+        converter=updater.converter, device=updater.input_device)
