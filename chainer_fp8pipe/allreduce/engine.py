@@ -31,7 +31,7 @@ from mpi4py import MPI
 from .. import formats
 from ..codecs import Codec, State, Tensors
 from ..mpi.finalizing import HeldRequest, keep_forever
-from ..mpi.functions import exception, handle, library
+from ..mpi.functions import handle, library
 from ..mpi.waiting import BRIEF, LONG, Pauses, Wait, waiting, world_ranks
 from ..report.stream import EventStream
 from .memory import WIDEST, SharedMemory
@@ -279,8 +279,7 @@ class Engine:
             raise MemoryError
         if compiled.error == _OUT_OF_STEP:
             raise RuntimeError('a rank of this node exchanges something else')
-        raise exception(compiled.error, ctypes.string_at(
-            compiled.statuses, compiled.found * compiled.status_size))
+        raise MPI.Exception(compiled.error)
 
     def interrupt(self) -> None:
         """Makes :meth:`work` return; for other threads."""
@@ -310,8 +309,9 @@ class Engine:
 
     def finish_all(self) -> None:
         """Waits for all buckets."""
-        while not self.idle:
-            self.work(LONG, BRIEF)
+        with waiting(self.waits):
+            while not self.idle:
+                self.work(LONG, BRIEF)
 
     def waits(self) -> list[Wait]:
         """What buckets wait for, the oldest first; any thread may ask."""

@@ -24,15 +24,13 @@ WAITS, WORKS = 'waits for other ranks', 'does not wait for any rank'
 
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OURS = os.path.abspath(f'{__file__}/../..') + os.sep
-#: Threads of this package that move messages run code of these folders.
+#: A thread is idle where it moves messages of this package.
 _MOVERS = tuple(os.path.join(_OURS, name, '') for name in (
     'channel', 'exchange', 'allreduce'))
-#: A thread beside the main one is idle where its last frame is in these.
-_IDLE = (*_MOVERS, *(_LIBRARY + name for name in (
+#: Or where its last frame is in one of these.
+_IDLE = tuple(_LIBRARY + name for name in (
     'threading.py', 'queue.py', 'selectors.py', 'socketserver.py',
-    f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio')))
-#: The main thread waits for such a mover, or in compiled code.
-_WAITS = ('taken', 'finish_all')
+    f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio'))
 #: A call, as far as it tells of which object the method is.
 _CALL = re.compile(r'\s*(?:(?:[\w, ]+=|return)\s)?\s*([\w.]+)\.(\w+)\s*\(')
 
@@ -51,45 +49,46 @@ def doing() -> Doing:
     stacks = {thread: [one for one, _ in traceback.walk_stack(frame)][::-1]
               for thread, frame in sys._current_frames().items()}
     stacks.pop(threading.get_ident())
-    found = _of_main_thread(stacks.pop(threading.main_thread().ident or 0, []))
-    names = {one.ident: one.name for one in threading.enumerate()}
-    for thread, frames in stacks.items():
-        if found.state == WAITS and not _is_idle(frames):
-            return Doing(WORKS, f'its thread {names.get(thread, thread)} may '
-                         f'act, {_where(frames)}; its main thread waits '
-                         f'{found.words}')
-    return found
-
-
-def _of_main_thread(frames: Sequence[FrameType]) -> Doing:
-    # Frames inside of a wait of this package differ from look to look.
-    kept = [*itertools.takewhile(lambda one: not _is_wait(one), frames)]
-    call, ranks = '', tuple[int, ...]()
-    if waits := waiting.current_waits():
-        call, ranks = f'for {waits[0].text}', waits[0].ranks
-    elif len(kept) < len(frames):
-        call = f'in {kept[-1].f_code.co_name}'
-    elif frames and (name := _mpi_method(frames[-1])):
-        call = f'in MPI: {name}'
-    if not call:
-        return Doing(WORKS, _where(kept))
-    # In a loop, one wait may follow another in the same place.
-    return Doing(WAITS, f'{call}; {_where(kept)}', ranks, hash((call, *(
+    main = threading.main_thread().ident or 0
+    frames = stacks.pop(main, [])
+    call, ranks = _call(main, frames)
+    words = f'{call}; {_where(frames)}' if call else _where(frames)
+    for thread, stack in stacks.items() if call else ():
+        if not _is_idle(thread, stack):
+            name = next((one.name for one in threading.enumerate()
+                         if one.ident == thread), thread)
+            return Doing(WORKS, f'its thread {name} may act, {_where(stack)}; '
+                         f'its main thread waits {words}')
+    # In a loop, one wait may follow another in the same place; frames of this
+    # package differ from look to look.
+    return Doing(WAITS if call else WORKS, words, ranks, hash((call, *(
         (frame.f_lasti, *map(id, frame.f_locals.values()))
-        for frame in kept))))
+        for frame in _outside(frames) if not _file(frame).startswith(_OURS)))))
 
 
-def _is_wait(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file == waiting.__file__ or (
-        frame.f_code.co_name in _WAITS and file.startswith(_OURS))
+def _is_idle(thread: int, frames: Sequence[FrameType]) -> bool:
+    return (bool(_call(thread, frames)[0])
+            or _file(frames[-1]).startswith(_IDLE)
+            or any(_file(frame).startswith(_MOVERS) for frame in frames))
 
 
-def _is_idle(frames: Sequence[FrameType]) -> bool:
-    return (frames[-1].f_code.co_filename.startswith(_IDLE)
-            or any(_is_wait(frame)
-                   or frame.f_code.co_filename.startswith(_MOVERS)
-                   for frame in frames) or bool(_mpi_method(frames[-1])))
+def _call(thread: int, frames: Sequence[FrameType]
+          ) -> tuple[str, tuple[int, ...]]:
+    """In what a thread waits for other ranks, '' if it does not; and which."""
+    if waits := waiting.current_waits(thread):
+        return f'for {waits[0].text}' if waits[0].text else (
+            f'in {_outside(frames)[-1].f_code.co_name}'), waits[0].ranks
+    return frames and _mpi_method(frames[-1]), ()
+
+
+def _outside(frames: Sequence[FrameType]) -> list[FrameType]:
+    """Without those in a wait."""
+    return [*itertools.takewhile(
+        lambda frame: _file(frame) != waiting.__file__, frames)]
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename
 
 
 def _mpi_method(frame: FrameType) -> str:
@@ -106,17 +105,15 @@ def _mpi_method(frame: FrameType) -> str:
     value = frame.f_locals.get(first, frame.f_globals.get(first))
     for name in rest:           # no property of the user's is called
         value = inspect.getattr_static(value, name, None)
-    return found[2] * type(value).__module__.startswith('mpi4py')
+    return f'in MPI: {found[2]}' * type(value).__module__.startswith('mpi4py')
 
 
 def _where(frames: Sequence[FrameType]) -> str:
     """In the script; users know their own code best."""
     users = [frame for frame in frames if not (
-        (file := frame.f_code.co_filename).startswith(
-            (_OURS, _LIBRARY, '<frozen'))
-        or f'{os.sep}site-packages{os.sep}' in file)]
+        _file(frame).startswith((_OURS, _LIBRARY, '<frozen'))
+        or f'{os.sep}site-packages{os.sep}' in _file(frame))]
     if not (last := [*frames, *users][-1:]):
         return 'at the end of its main thread'
-    code = last[0].f_code
-    return (f'at {os.path.basename(code.co_filename)}:{last[0].f_lineno} in '
-            f'{code.co_name}')
+    return (f'at {os.path.basename(_file(last[0]))}:{last[0].f_lineno} in '
+            f'{last[0].f_code.co_name}')

@@ -37,19 +37,6 @@ def handle(of: MPI.Comm | MPI.Datatype) -> int:
         signed=size == ctypes.sizeof(ctypes.c_int))     # as a caller has it
 
 
-def exception(code: int, statuses: bytes) -> MPI.Exception:
-    """The error that an MPI function returned, with its messages' statuses."""
-    if MPI.Get_error_class(code) == MPI.ERR_IN_STATUS:
-        status = MPI.Status()
-        size = MPI._sizeof(status)
-        for start in range(0, len(statuses), size):
-            ctypes.memmove(MPI._addressof(status),
-                           statuses[start:start + size], size)
-            if status.error not in (MPI.SUCCESS, MPI.ERR_PENDING):
-                return MPI.Exception(status.error)
-    return MPI.Exception(code)
-
-
 @functools.cache
 def _address(name: str) -> int:
     # From the libraries that mpi4py was linked with.

@@ -55,8 +55,9 @@ def wait_until(done: Callable[[], bool]) -> None:
         if done():
             return
     pauses = Pauses()
-    while not done():
-        pauses.pause()
+    with waiting(lambda: []):
+        while not done():
+            pauses.pause()
 
 
 class Wait(NamedTuple):
@@ -86,10 +87,14 @@ class waiting:
         _notes[threading.get_ident()].pop()
 
 
-def current_waits() -> list[Wait]:
-    """What the outermost note of the main thread that knows says."""
-    notes = _notes[threading.main_thread().ident or 0]
-    return next(filter(None, (note() for note in tuple(notes))), [])
+def current_waits(thread: int | None = None) -> list[Wait]:
+    """What the outermost note that knows says of a thread, or the main one.
+
+    A wait of which none knows has no text; empty: the thread does not wait.
+    """
+    notes = tuple(_notes[thread or threading.main_thread().ident or 0])
+    return next(filter(None, (note() for note in notes)),
+                [Wait('')] * bool(notes))
 
 
 def world_ranks(comm: MPI.Comm) -> tuple[int, ...]:

@@ -27,9 +27,9 @@ from mpi4py import MPI
 def without_threads_of_pytest(monkeypatch):
     """Where tests go side by side, one reads what pytest says."""
     is_idle = doing._is_idle
-    monkeypatch.setattr(doing, '_is_idle', lambda frames: is_idle(
-        frames) or any('execnet' in frame.f_code.co_filename
-                       for frame in frames))
+    monkeypatch.setattr(doing, '_is_idle', lambda thread, frames: is_idle(
+        thread, frames) or any('execnet' in frame.f_code.co_filename
+                               for frame in frames))
 
 
 def says(action, looks=2):
