@@ -127,7 +127,9 @@ def main() -> None:
             payload = network.payload()
             print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of '
                   'payload', flush=True)
-            found = ranks_of('allreduce.py', job, network=network,
+            found = ranks_of('allreduce.py', job, network=network, env={
+                **RANKS, **ALONE, 'MASTER_ADDR': network.addresses(0)[0],
+                'GLOO_SOCKET_IFNAME': network.interface},
                              each=2 if options.what == 'two-level' else 1)
     print()
     print(_table(found, cases, payload, options.what))

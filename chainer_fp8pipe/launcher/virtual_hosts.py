@@ -27,8 +27,6 @@ from ..command_line import Parser, as_type, count
 from ..report.quantities import parse_rate
 from .hosts import find_starter
 
-_TOOLS = {'ip': 'iproute2', 'tc': 'iproute2', 'mount': 'mount',
-          'setpriv': 'util-linux', 'unshare': 'util-linux'}
 _INSIDE = 'CHAINER_FP8PIPE_VIRTUAL_HOSTS'
 _FIRST = '''
 mount -t proc proc /proc && mount -t sysfs sysfs /sys &&
@@ -90,9 +88,10 @@ def enter() -> None:
         return
     # Root has folders of tools on the path that others have not.
     path = os.environ.get('PATH', os.defpath) + ':/usr/sbin:/sbin'
-    for tool, package in _TOOLS.items():
+    for tool in 'ip', 'tc', 'mount', 'setpriv', 'unshare':
         if not shutil.which(tool, path=path):
-            raise ValueError(f'virtual hosts need {tool} ({package})')
+            raise ValueError(f'virtual hosts need {tool}; install iproute2 '
+                             'and util-linux')
     if (starter := find_starter(os.environ)).family != 'MPICH':
         raise ValueError("virtual hosts need MPICH's mpiexec, and "
                          f'{starter.words[0]} is {starter.family}')
@@ -181,10 +180,7 @@ class VirtualHosts(contextlib.AbstractContextManager):
              str(each * len(self.hosts)), *command],
             stdin=subprocess.DEVNULL, env={
                 **os.environ, 'UCX_TLS': 'tcp,self',
-                'UCX_NET_DEVICES': self.interface,
-                'GLOO_SOCKET_IFNAME': self.interface,
-                'MASTER_ADDR': self.addresses(0)[0], 'MASTER_PORT': '29500',
-                **(env or {})})
+                'UCX_NET_DEVICES': self.interface, **(env or {})})
         try:
             return process.wait(timeout)
         finally:

@@ -78,7 +78,7 @@ def _call(thread: int, frames: Sequence[FrameType]
     if waits := waiting.current_waits(thread):
         return f'for {waits[0].text}' if waits[0].text else (
             f'in {_outside(frames)[-1].f_code.co_name}'), waits[0].ranks
-    return frames and _mpi_method(frames[-1]), ()
+    return _mpi_method(frames[-1]) if frames else '', ()
 
 
 def _outside(frames: Sequence[FrameType]) -> list[FrameType]:

@@ -161,7 +161,7 @@ def test_without_a_tool_one_line_names_its_package(monkeypatch):
         virtual_hosts.shutil, 'which',
         lambda tool, path: None if tool == 'ip' else f'/bin/{tool}')
     with pytest.raises(ValueError, match=re.escape(
-            'virtual hosts need ip (iproute2)')):
+            'virtual hosts need ip; install iproute2')):
         virtual_hosts.enter()
 
 
