@@ -18,15 +18,15 @@ common = module('common')
 # Ranks, arguments, and what the last lines say.
 RUNS = {
     'train_digits': (
-        2, ['--epoch', '4', '--warmup', '10'],
+        2, ['--epoch', '2', '--warmup', '10'],
         r'fp8: (?P<percent>[\d.]+) % of the test images after [\d.]+ s; each '
         r'rank sent 60,\d{3} bytes per update for 60,554 gradients'),
     'train_divisible': (
-        4, ['--depth', '4', '--width', '64', '--epoch', '4'],
+        4, ['--depth', '4', '--width', '64', '--epoch', '2'],
         r'(?P<percent>[\d.]+) % of the test images; ranks 0 to 3 hold '
         r'([\d,]+), ([\d,]+), \2, \3 parameters\n.*timeline.svg shows .*'),
     'train_large': (
-        2, ['--width', '64', '--layers', '5', '--epoch', '6', '--memory',
+        2, ['--width', '64', '--layers', '5', '--epoch', '3', '--memory',
             '16.2 MB'],
         r'(?P<percent>[\d.]+) % of the test images; ranks 0 to 1 held 0, 0 MB'
         r' of 0 MB of parameters, gradients and momentum .*'),
@@ -36,8 +36,8 @@ RUNS = {
         r'(?P<percent>[\d.]+) % of the test images after 57 updates of 64 '
         r'images at a rate of 4.0 at most: [\d,]+ images per second'),
     'train_language': (
-        4, ['--characters', '60000', '--length', '16', '--units', '32',
-            '--layers', '2', '--heads', '2', '--lr', '0.01'],
+        4, ['--characters', '10000', '--length', '16', '--units', '32',
+            '--layers', '1', '--heads', '2', '--lr', '0.01'],
         r'(?P<bits>[\d.]+) bits per character of text that it has not seen '
         r'\(at first 8\), after \d+ s on .*2 stages x 2 replicas.*'),
 }
@@ -123,7 +123,7 @@ def test_resumed_it_ends_with_the_same_bits(name, whole, tmp_path):
         re.search(r'\d+', path.name)[0]))
     shutil.rmtree(last)
     (out / 'model.npz').unlink()
-    assert 'goes on after iteration 225' in run(name, out, '--resume')
+    assert 'goes on after iteration 75' in run(name, out, '--resume')
     assert arrays(out / 'model.npz') == arrays(whole[1] / 'model.npz')
 
 
