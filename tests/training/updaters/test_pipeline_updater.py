@@ -41,13 +41,13 @@ WAYS = [
     ('Plain', 'zero_bubble', False, 3), ('Plain', 'zero_bubble', True, 2)]
 
 
-@on_ranks(1, 2, 3, 4)
+@on_ranks(2, 4)
 @pytest.mark.parametrize('way', WAYS, ids=str)
 def test_loss_and_gradients_are_those_of_serial_training(comm, way):
     network, schedule, recompute, chunks = (*way, 1)[:4]
     if chunks * comm.size > 7:
         chunks = 1 + (comm.size < 4)
-    for count in (1, 2, 5, 8):
+    for count in (1, 5, 8):
         job = Job(comm, network, data=dataset(13, ignored=[2, 3, 7]),
                   cut={'chunks': chunks}, micro_batches=count,
                   schedule=schedule, recompute=recompute)
