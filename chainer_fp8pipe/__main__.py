@@ -37,26 +37,24 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    command = next(iter(given), '')
-    module, on_ranks, _ = _COMMANDS.get(command, ('', True, ''))
-    started, action = started_together(os.environ), None
+    name = next(iter(given), '')
+    module, on_ranks, _ = _COMMANDS.get(name, ('', True, ''))
+    started = started_together(os.environ)
     try:
-        if on_ranks:
-            # Help and what is wrong wait for no rank, where there is one.
-            action = (_on_ranks(given) if module or started
-                      else _parser(given).parse_args(given))
-        elif not started:
-            sys.exit(_module(module).main(given[1:]))
-        else:               # each would do the whole work
-            if started[1] in '0?':
-                print(f'{_PROG} {command}: error: {started[0]} has started '
+        if not on_ranks:
+            if not started:
+                sys.exit(_module(module).main(given[1:]))
+            if started[1] in '0?':      # each would do the whole work
+                print(f'{_PROG} {name}: error: {started[0]} has started '
                       f'{started[2]} processes; start one, without mpiexec',
                       file=sys.stderr)
             sys.exit(2)
+        # Help and what is wrong wait for no rank, where there is one.
+        action = (_on_ranks if module or started else _parsed)(given)
     except ImportError as error:
         if error.name not in ABSENT:
             raise
-        print(f'{_PROG} {command}: {error}', file=sys.stderr)
+        print(f'{_PROG} {name}: {error}', file=sys.stderr)
         sys.exit(2)
     if callable(action):        # which prints on all ranks
         action()
@@ -72,7 +70,7 @@ def _on_ranks(given: Sequence[str]) -> Callable[[], None] | None:
     from .training.unmodified.launch import only_rank_0_prints
     with only_rank_0_prints(contextlib.redirect_stdout,
                             contextlib.redirect_stderr):
-        options = _parser(given).parse_args(given)
+        options = _parsed(given)
         try:
             enter_world()
         except StartError as error:
@@ -80,19 +78,21 @@ def _on_ranks(given: Sequence[str]) -> Callable[[], None] | None:
         return options.call(options)
 
 
-def _parser(given: Sequence[str]) -> Parser:
-    """Knows the command that is given, and the names of all."""
+def _parsed(given: Sequence[str]) -> Any:
+    """The options of the command that is given; or helps with all."""
+    name = next(iter(given), '')
+    if name in _COMMANDS:
+        parser = Parser(prog=f'{_PROG} {name}')
+        getattr(_module(_COMMANDS[name][0]), f'add_{name}')(parser)
+        return parser.parse_args(given[1:])
     parser = Parser(prog=_PROG, description='Chainer on current Pythons, with '
                     'fp8 gradients.')
     parser.add_argument('--version', action='version',
                         version=f'chainer_fp8pipe {__version__}')
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
-    for name, (module, _, what) in _COMMANDS.items():
-        if [name] == [*given[:1]]:
-            getattr(_module(module), f'add_{name}')(commands)
-        else:
-            commands.add_parser(name, help=what)
-    return parser
+    for name, (_, _, what) in _COMMANDS.items():
+        commands.add_parser(name, help=what)
+    return parser.parse_args(given)
 
 
 if __name__ == '__main__':

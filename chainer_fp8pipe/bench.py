@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from .allreduce.plan import ALGORITHMS
 from .codecs import CODECS
-from .command_line import as_type, count, some_of
+from .command_line import Parser, as_type, count, some_of
 from .communicators import create_communicator
 from .communicators.options import make_options, without_warmup
 from .report.quantities import columns, parse_count
@@ -129,9 +129,9 @@ def table(results: Sequence[Result]) -> str:
     return '\n'.join(lines)
 
 
-def add_bench(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser('bench', description=_DESCRIPTION)
+def add_bench(parser: Parser) -> None:
+    """Adds the command's arguments to its parser."""
+    parser.description = _DESCRIPTION
     parser.add_argument('what', metavar='allreduce', choices=('allreduce',))
     parser.add_argument(
         '--sizes', metavar='N,N...', default='1M,8M', type=lambda text: [

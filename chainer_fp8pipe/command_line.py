@@ -24,14 +24,6 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f'{self.prog}: error: {message}\n'
                      f'(all about it: {self.prog} --help)\n')
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None
-                         ) -> Any:
-        """Parses; leaves nothing unknown."""
-        found, rest = super().parse_known_args(args, namespace)
-        if rest:
-            self.error(f'this is unknown: {" ".join(rest)}')
-        return found, rest
-
 
 def reason(error: BaseException) -> str:
     """An error in words: of one of the system's neither number nor file."""

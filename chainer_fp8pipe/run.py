@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from .command_line import as_type, count, parse_interval
+from .command_line import Parser, as_type, count, parse_interval
 from .communicators import create_communicator
 from .communicators.factory import CHAINERMN
 from .communicators.options import (
@@ -58,11 +58,10 @@ command "launch" starts it again by itself.
 """
 
 
-def add_run(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    run = commands.add_parser(
-        'run', description=_DESCRIPTION,
-        usage='%(prog)s [OPTIONS] SCRIPT [ARGS]')
+def add_run(run: Parser) -> None:
+    """Adds the command's arguments to its parser."""
+    run.usage = '%(prog)s [OPTIONS] SCRIPT [ARGS]'
+    run.description = _DESCRIPTION
     first = run.add_argument_group('what most runs need')
     first.add_argument(
         '--communicator', metavar='NAME', choices=[*FAMILIES, *CHAINERMN],

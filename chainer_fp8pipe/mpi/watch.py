@@ -1,33 +1,42 @@
 """The watch over a job: a thread of each rank notices that all stand still."""
 # A job stands still while ranks wait for others and nothing changes: no rank
 # finishes an update, or begins or ceases to wait, and none that waits moves
-# on.  Each rank's thread wakes once a second.  Where its rank has not moved on
-# for some time, it tells all others what the rank does (doing.py), and so does
-# each that hears of it.  The lowest rank that has spoken judges, prints once
-# what all have said and who has not answered, and ends the job with a code
-# after which ``launch`` starts it again.  A rank that may act, in any of its
-# threads, may go on by itself: such a job is only warned, unless the user has
-# set the time after which it ends.  A rank cannot answer while a library holds
-# the interpreter, so the limit is longer for one that does not.
+# on.  Where its rank has not moved on for some time, a thread tells all others
+# what the rank does, and so does each that hears of it.  The lowest rank that
+# has spoken judges, prints once what all have said and who has not answered,
+# and ends the job with a code after which ``launch`` starts it again.
+#
+# A rank waits if none of its threads can go on before another rank does
+# something: the main thread is in a wait of this package or in a method of one
+# of mpi4py's objects, and every other thread too, or has nothing to do.  What
+# is not known to wait may act: it computes, reads or sleeps.  Such a job may
+# go on by itself and is only warned, unless the user has set the time after
+# which it ends.  A rank cannot answer while a library holds the interpreter,
+# so the limit is longer for one that does not.
 from __future__ import annotations
 
 import collections
 import contextlib
+import inspect
+import itertools
+import linecache
 import math
 import os
+import re
 import statistics
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Hashable, Sequence
+from types import FrameType
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from . import waiting
 from .agreement import raise_together
-from .doing import WAITS, WORKS, Doing, doing
 from .finalizing import HeldRequest, before_finalize
-from .waiting import BRIEF
 from .world import end_all_ranks
 
 #: The environment variable with the seconds without an update after which a
@@ -36,10 +45,9 @@ SECONDS = 'CHAINER_FP8PIPE_STALL'
 #: Exit code of a job that stood still: a failure that may be over when the
 #: job is started again (``EX_TEMPFAIL`` of ``<sysexits.h>``).
 EXIT_CODE = 75
-#: States beside those of doing.py, in words that follow a rank's name.
+#: States, in words that follow a rank's name.
+WAITS, WORKS = 'waits for other ranks', 'does not wait for any rank'
 SILENT, LEFT = 'does not answer', 'has left the job'
-_SILENT = Doing(
-    SILENT, 'stopped, gone, held by a library, or its host is lost')
 
 _TICK = 1.0             # seconds between looks
 _LEAVING = 1.0          # for which a rank that leaves hears others
@@ -48,8 +56,107 @@ _LEAST = 120.0          # seconds without an update, at least
 _UPDATES = 80           # usual updates without one
 #: So many times as long where a rank may act, or a library may hold it.
 _LONGER = 3
-_EVERY = 2.0            # seconds between two messages of a rank
 _FRESH = 6.0            # for which a message holds, and others have to answer
+
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_OURS = os.path.abspath(f'{__file__}/../..') + os.sep
+#: A thread is idle where it moves messages of this package.
+_MOVERS = tuple(os.path.join(_OURS, name, '') for name in (
+    'channel', 'exchange', 'allreduce'))
+#: Or where its last frame is in one of these.
+_IDLE = tuple(_LIBRARY + name for name in (
+    'threading.py', 'queue.py', 'selectors.py', 'socketserver.py',
+    f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio'))
+#: A call, as far as it tells of which object the method is.
+_CALL = re.compile(r'\s*(?:(?:[\w, ]+=|return)\s)?\s*([\w.]+)\.(\w+)\s*\(')
+
+
+class Doing(NamedTuple):
+    """Whether a rank waits for others, where, and for which."""
+
+    state: str      # WAITS or WORKS
+    words: str = ''     # and where; equal on ranks that are in the same call
+    waits_for: tuple[int, ...] = ()     # as far as it knows
+    moves: int = 0  # differs from look to look if a rank that waits moves on
+
+
+def doing() -> Doing:
+    """What this rank does, but for the thread that asks."""
+    stacks = {thread: [one for one, _ in traceback.walk_stack(frame)][::-1]
+              for thread, frame in sys._current_frames().items()}
+    stacks.pop(threading.get_ident())
+    main = threading.main_thread().ident or 0
+    frames = stacks.pop(main, [])
+    call, ranks = _call(main, frames)
+    words = f'{call}; {_where(frames)}' if call else _where(frames)
+    for thread, stack in stacks.items() if call else ():
+        if not _is_idle(thread, stack):
+            name = next((one.name for one in threading.enumerate()
+                         if one.ident == thread), thread)
+            return Doing(WORKS, f'its thread {name} may act, {_where(stack)}; '
+                         f'its main thread waits {words}')
+    # In a loop, one wait may follow another in the same place; frames of this
+    # package differ from look to look.
+    return Doing(WAITS if call else WORKS, words, ranks, hash((call, *(
+        (frame.f_lasti, *map(id, frame.f_locals.values()))
+        for frame in _outside(frames) if not _file(frame).startswith(_OURS)))))
+
+
+def _is_idle(thread: int, frames: Sequence[FrameType]) -> bool:
+    return (bool(_call(thread, frames)[0])
+            or _file(frames[-1]).startswith(_IDLE)
+            or any(_file(frame).startswith(_MOVERS) for frame in frames))
+
+
+def _call(thread: int, frames: Sequence[FrameType]
+          ) -> tuple[str, tuple[int, ...]]:
+    """In what a thread waits for other ranks, '' if it does not; and which."""
+    if waits := waiting.current_waits(thread):
+        return f'for {waits[0].text}' if waits[0].text else (
+            f'in {_outside(frames)[-1].f_code.co_name}'), waits[0].ranks
+    return _mpi_method(frames[-1]) if frames else '', ()
+
+
+def _outside(frames: Sequence[FrameType]) -> list[FrameType]:
+    """Without those in a wait."""
+    return [*itertools.takewhile(
+        lambda frame: _file(frame) != waiting.__file__, frames)]
+
+
+def _file(frame: FrameType) -> str:
+    return frame.f_code.co_filename
+
+
+def _mpi_method(frame: FrameType) -> str:
+    """The method of an object of mpi4py's that a frame is in; '' if none."""
+    code, line, column = frame.f_code, frame.f_lineno, 0
+    if hasattr(code, 'co_positions'):   # before 3.11 a line is all there is
+        line, _, column, _ = [*code.co_positions()][frame.f_lasti // 2]
+    found = _CALL.match(linecache.getline(
+        code.co_filename, line or frame.f_lineno or 0).encode()[
+            column or 0:].decode(errors='replace'))
+    if not found:
+        return ''
+    first, *rest = found[1].split('.')
+    value = frame.f_locals.get(first, frame.f_globals.get(first))
+    for name in rest:           # no property of the user's is called
+        value = inspect.getattr_static(value, name, None)
+    return f'in MPI: {found[2]}' * type(value).__module__.startswith('mpi4py')
+
+
+def _where(frames: Sequence[FrameType]) -> str:
+    """In the script; users know their own code best."""
+    users = [frame for frame in frames if not (
+        _file(frame).startswith((_OURS, _LIBRARY, '<frozen'))
+        or f'{os.sep}site-packages{os.sep}' in _file(frame))]
+    if not (last := [*frames, *users][-1:]):
+        return 'at the end of its main thread'
+    return (f'at {os.path.basename(_file(last[0]))}:{last[0].f_lineno} in '
+            f'{last[0].f_code.co_name}')
+
+
+_SILENT = Doing(
+    SILENT, 'stopped, gone, held by a library, or its host is lost')
 
 
 class UpdateCount:
@@ -106,8 +213,8 @@ class Watch:
         self._sent: list[HeldRequest] = []
         self._state: Any = None     # what has to change, and since when it
         self._since = 0.0           # has not
-        self._began, self._told = math.inf, -math.inf   # to speak; it last did
-        self._has_judged = False
+        self._began = math.inf      # to tell others
+        self._judged: Any = None    # the state of the last verdict
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name='watch',
                                         daemon=True)
@@ -143,28 +250,27 @@ class Watch:
         self._tell(views[comm.rank]._replace(doing=Doing(LEFT)))
         # UCX warns of messages that nobody has received.
         while self._others() and (now := time.monotonic()) < start + _LEAVING:
-            time.sleep(BRIEF)
+            time.sleep(waiting.BRIEF)
             self._hear(now)
 
     def _run(self) -> None:
         looked = time.monotonic()
         while not self._is_over.wait(_TICK):
-            was_late, looked = (
-                (now := time.monotonic()) - looked > _LATE, now)
             # What it looks at may change meanwhile.
             with contextlib.suppress(Exception):
-                self._look(now, was_late)
+                self._look(now := time.monotonic(), now - looked > _LATE)
+            looked = now
 
     def _look(self, now: float, was_late: bool) -> None:
         (comm, views, heard), found = self._group, doing()
         self._hear(now)
         state = updates.total, found.state, found.moves
         if was_late or state != self._state:
-            self._state, self._since, self._has_judged = state, now, False
+            self._state, self._since, self._judged = state, now, None
         quiet = now - self._since
-        limit = updates.limit() if self._seconds is None else self._seconds
         own = views[comm.rank] = views[comm.rank]._replace(
-            doing=found, updates=updates.total, limits=quiet / limit)
+            doing=found, updates=updates.total, limits=quiet / (
+                updates.limit() if self._seconds is None else self._seconds))
         heard[comm.rank] = now
         known = [view if view.doing.state == LEFT or now - at < _FRESH
                  else View(view.rank, view.who, _SILENT)
@@ -176,10 +282,8 @@ class Watch:
             self._began = math.inf
             return
         self._began = min(self._began, now)
-        if now - self._told >= _EVERY:
-            self._told = now
-            self._tell(own)
-        if (now - self._began >= _FRESH and not self._has_judged
+        self._tell(own)
+        if (now - self._began >= _FRESH and self._judged != state
                 and own.rank == min(view.rank for view in speak)):
             self._judge(known, quiet)
 
@@ -203,13 +307,13 @@ class Watch:
 
     def _judge(self, views: Sequence[View], quiet: float) -> None:
         text, ends = find_cause(sorted(views), self._seconds is not None)
-        self._has_judged = bool(text)
+        self._judged = self._state if text else None
         text = ('\nchainer_fp8pipe: the job stands still: no rank has '
                 f'finished an update for {quiet:.0f} seconds; {text}')
         if ends:
             end_all_ranks(f'{text}ending all ranks with exit code '
                           f'{EXIT_CODE}\n', EXIT_CODE)
-        elif self._has_judged:
+        elif self._judged:
             print(f'{text}the job goes on, as it may go on by itself; '
                   f'{SECONDS}=N ends it', file=sys.stderr, flush=True)
 

@@ -16,7 +16,7 @@ from chainermn.optimizers import _DoubleBufferingOptimizer, _MultiNodeOptimizer
 from mpi4py import MPI
 
 from ..chains import nested
-from ..command_line import as_type, some_of
+from ..command_line import Parser, as_type, some_of
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
@@ -58,9 +58,9 @@ replicas only.
 """
 
 
-def add_plan(commands: Any) -> None:
-    """Adds the command to the parser's commands."""
-    parser = commands.add_parser('plan', description=_DESCRIPTION)
+def add_plan(parser: Parser) -> None:
+    """Adds the command's arguments to its parser."""
+    parser.description = _DESCRIPTION
     parser.add_argument(
         '-o', '--output', metavar='FILE',
         help='save the plan there, as JSON, for "run --plan"')

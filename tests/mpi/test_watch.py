@@ -3,8 +3,7 @@ import threading
 import time
 from types import SimpleNamespace
 
-from chainer_fp8pipe.mpi import doing
-from chainer_fp8pipe.mpi.doing import WAITS, WORKS, Doing
+from chainer_fp8pipe.mpi import watch
 from chainer_fp8pipe.mpi.waiting import (
     Wait,
     current_waits,
@@ -14,8 +13,12 @@ from chainer_fp8pipe.mpi.waiting import (
 from chainer_fp8pipe.mpi.watch import (
     LEFT,
     SILENT,
+    WAITS,
+    WORKS,
+    Doing,
     UpdateCount,
     View,
+    doing,
     find_cause,
 )
 
@@ -26,8 +29,8 @@ from mpi4py import MPI
 @pytest.fixture(autouse=True)
 def without_threads_of_pytest(monkeypatch):
     """Where tests go side by side, one reads what pytest says."""
-    is_idle = doing._is_idle
-    monkeypatch.setattr(doing, '_is_idle', lambda thread, frames: is_idle(
+    is_idle = watch._is_idle
+    monkeypatch.setattr(watch, '_is_idle', lambda thread, frames: is_idle(
         thread, frames) or any('execnet' in frame.f_code.co_filename
                                for frame in frames))
 
@@ -40,7 +43,7 @@ def says(action, looks=2):
         inside.wait()
         for _ in range(looks):
             time.sleep(0.05)
-            found.append(doing.doing())
+            found.append(doing())
     thread = threading.Thread(target=look)
     thread.start()
 
@@ -126,7 +129,7 @@ def test_a_rank_in_mpi_is_seen_to_wait_there(wait):
         end = time.monotonic() + 2
         while time.monotonic() < end and not (
                 found and found[-1].state == WAITS):
-            found.append(doing.doing())
+            found.append(doing())
         comm.Send(bytearray(1), 0)
     thread = threading.Thread(target=look)
     thread.start()

@@ -97,7 +97,7 @@ def test_a_folder_whose_name_is_no_utf8_has_its_page(tmp_path, capsys):
 
 @pytest.mark.parametrize(('arguments', 'said'), [
     (['absent'], "'absent' has no record"), ([], 'required: FOLDER'),
-    (['run', 'run'], 'this is unknown: run'),
+    (['run', 'run'], 'unrecognized arguments: run'),
     (['run', '-o', 'absent/page.html'], 'name another file with -o')])
 def test_wrong_arguments_are_errors_with_code_2(
         tmp_path, monkeypatch, capsys, arguments, said):
