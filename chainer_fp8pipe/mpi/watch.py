@@ -71,17 +71,23 @@ _IDLE = tuple(_LIBRARY + name for name in (
 _CALL = re.compile(r'\s*(?:(?:[\w, ]+=|return)\s)?\s*([\w.]+)\.(\w+)\s*\(')
 
 
-class Doing(NamedTuple):
-    """Whether a rank waits for others, where, and for which."""
+class View(NamedTuple):
+    """What a rank says of itself."""
 
-    state: str      # WAITS or WORKS
-    words: str = ''     # and where; equal on ranks that are in the same call
+    rank: int           # in MPI.COMM_WORLD
+    who: str            # in words
+    #: WAITS, WORKS or LEFT; where it is SILENT, the others say so.
+    state: str = SILENT
+    #: And where; equal on ranks that are in the same call.
+    words: str = 'stopped, gone, held by a library, or its host is lost'
     waits_for: tuple[int, ...] = ()     # as far as it knows
-    moves: int = 0  # differs from look to look if a rank that waits moves on
+    moves: int = 0      # differs if a rank that waits moves on
+    updates: int = -1   # that it has finished
+    limits: float = math.inf    # without a change, in times the limit
 
 
-def doing() -> Doing:
-    """What this rank does, but for the thread that asks."""
+def doing(view: View) -> View:
+    """What this rank does now, but for the thread that asks."""
     stacks = {thread: [one for one, _ in traceback.walk_stack(frame)][::-1]
               for thread, frame in sys._current_frames().items()}
     stacks.pop(threading.get_ident())
@@ -93,13 +99,18 @@ def doing() -> Doing:
         if not _is_idle(thread, stack):
             name = next((one.name for one in threading.enumerate()
                          if one.ident == thread), thread)
-            return Doing(WORKS, f'its thread {name} may act, {_where(stack)}; '
-                         f'its main thread waits {words}')
+            return view._replace(state=WORKS, words=f'its thread {name} may '
+                                 f'act, {_where(stack)}; its main thread '
+                                 f'waits {words}')
+    if not call:
+        return view._replace(state=WORKS, words=words)
     # In a loop, one wait may follow another in the same place; frames of this
     # package differ from look to look.
-    return Doing(WAITS if call else WORKS, words, ranks, hash((call, *(
-        (frame.f_lasti, *map(id, frame.f_locals.values()))
-        for frame in _outside(frames) if not _file(frame).startswith(_OURS)))))
+    return view._replace(
+        state=WAITS, words=words, waits_for=ranks, moves=hash((call, *(
+            (frame.f_lasti, *map(id, frame.f_locals.values()))
+            for frame in _outside(frames)
+            if not _file(frame).startswith(_OURS)))))
 
 
 def _is_idle(thread: int, frames: Sequence[FrameType]) -> bool:
@@ -155,10 +166,6 @@ def _where(frames: Sequence[FrameType]) -> str:
             f'{last[0].f_code.co_name}')
 
 
-_SILENT = Doing(
-    SILENT, 'stopped, gone, held by a library, or its host is lost')
-
-
 class UpdateCount:
     """The updates that this rank has finished, and how long they take."""
 
@@ -189,16 +196,6 @@ class UpdateCount:
 
 #: Of this process.
 updates = UpdateCount()
-
-
-class View(NamedTuple):
-    """What a rank has last told the others of itself."""
-
-    rank: int           # in MPI.COMM_WORLD
-    who: str            # in words
-    doing: Doing        # or that it is SILENT or has LEFT
-    updates: int = -1   # that it has finished
-    limits: float = math.inf    # without a change, in times the limit
 
 
 class Watch:
@@ -235,7 +232,7 @@ class Watch:
         world = MPI.COMM_WORLD
         self._seconds, self._group = seconds, (comm.Dup(), comm.allgather(View(
             world.rank, f'rank {world.rank} of {world.size}, process '
-            f'{os.getpid()} on host {os.uname().nodename},', _SILENT)),
+            f'{os.getpid()} on host {os.uname().nodename},')),
             [-math.inf] * comm.size)
         if self._thread.ident is None:
             before_finalize(self._end)
@@ -247,7 +244,7 @@ class Watch:
         self._thread.join(_LATE)
         comm, views, _ = self._group
         self._hear(start := time.monotonic())
-        self._tell(views[comm.rank]._replace(doing=Doing(LEFT)))
+        self._tell(views[comm.rank]._replace(state=LEFT, words=''))
         # UCX warns of messages that nobody has received.
         while self._others() and (now := time.monotonic()) < start + _LEAVING:
             time.sleep(waiting.BRIEF)
@@ -262,21 +259,21 @@ class Watch:
             looked = now
 
     def _look(self, now: float, was_late: bool) -> None:
-        (comm, views, heard), found = self._group, doing()
+        comm, views, heard = self._group
         self._hear(now)
-        state = updates.total, found.state, found.moves
+        own = doing(View(*views[comm.rank][:2]))
+        state = updates.total, own.state, own.moves
         if was_late or state != self._state:
             self._state, self._since, self._judged = state, now, None
         quiet = now - self._since
-        own = views[comm.rank] = views[comm.rank]._replace(
-            doing=found, updates=updates.total, limits=quiet / (
+        own = views[comm.rank] = own._replace(
+            updates=updates.total, limits=quiet / (
                 updates.limit() if self._seconds is None else self._seconds))
         heard[comm.rank] = now
-        known = [view if view.doing.state == LEFT or now - at < _FRESH
-                 else View(view.rank, view.who, _SILENT)
+        known = [view if view.state == LEFT or now - at < _FRESH
+                 else View(view.rank, view.who)
                  for view, at in zip(views, heard, strict=True)]
-        speak = [view for view in known
-                 if view.doing.state not in (LEFT, SILENT)]
+        speak = [view for view in known if view.state not in (LEFT, SILENT)]
         if max(view.limits for view in speak) < 1 or not any(
                 view.updates > 0 for view in known):
             self._began = math.inf
@@ -297,7 +294,7 @@ class Watch:
         """Places of the ranks that have not left."""
         comm, views, _ = self._group
         return [place for place, view in enumerate(views)
-                if place != comm.rank and view.doing.state != LEFT]
+                if place != comm.rank and view.state != LEFT]
 
     def _tell(self, view: View) -> None:
         comm = self._group[0]
@@ -339,18 +336,17 @@ def find_cause(views: Sequence[View], is_given: bool) -> tuple[str, bool]:
     And whether it ends: ``is_given`` says that the user has set the limit.
     """
     # Without those that make no updates, but sum for those that do.
-    views = [view for view in views
-             if view.updates or view.doing.state != WAITS]
-    left, silent, busy, waits = ([
-        view for view in views if view.doing.state == state]
+    views = [view for view in views if view.updates or view.state != WAITS]
+    left, silent, busy, waits = (
+        [view for view in views if view.state == state]
         for state in (LEFT, SILENT, WORKS, WAITS))
     has_left = bool(left) and not busy
     is_slow = not has_left and bool(silent or busy and not is_given)
     if not (silent or waits) or (       # nobody waits: the last one plots, say
             min(view.limits for view in views) < (_LONGER if is_slow else 1)):
         return '', False
-    awaited = {rank for view in views for rank in view.doing.waits_for}
-    calls = [(view.doing.words, view.updates) for view in waits]
+    awaited = {rank for view in views for rank in view.waits_for}
+    calls = [(view.words, view.updates) for view in waits]
     usual = max(calls, key=calls.count, default=None)
     others = [view for view, call in zip(waits, calls, strict=True)
               if call != usual]
@@ -360,7 +356,7 @@ def find_cause(views: Sequence[View], is_given: bool) -> tuple[str, bool]:
         ([view for view in busy if view.rank in awaited], behind),
         (busy, behind),
         ([view for view in waits
-          if view.rank in awaited and not view.doing.waits_for],
+          if view.rank in awaited and not view.waits_for],
          'for which others wait, in another call'),
         (others * (len(others) < len(waits) / 2),
          'in another call than the others')) if found[0]), (
@@ -372,7 +368,7 @@ def find_cause(views: Sequence[View], is_given: bool) -> tuple[str, bool]:
             's' * (len(cause) > 1),
             ', '.join(str(view.rank) for view in cause), why)
     return f'{why}:\n' + ''.join(
-        f'  {view.who} {view.doing.state}'
-        + f': {view.doing.words}' * bool(view.doing.words) + '\n'
+        f'  {view.who} {view.state}' + f': {view.words}' * bool(view.words)
+        + '\n'
         for view in [*cause, *(one for one in views if one not in cause)]
     ), is_given or bool(silent or not busy)

@@ -15,7 +15,6 @@ from chainer_fp8pipe.mpi.watch import (
     SILENT,
     WAITS,
     WORKS,
-    Doing,
     UpdateCount,
     View,
     doing,
@@ -43,7 +42,7 @@ def says(action, looks=2):
         inside.wait()
         for _ in range(looks):
             time.sleep(0.05)
-            found.append(doing())
+            found.append(doing(View(0, '')))
     thread = threading.Thread(target=look)
     thread.start()
 
@@ -129,7 +128,7 @@ def test_a_rank_in_mpi_is_seen_to_wait_there(wait):
         end = time.monotonic() + 2
         while time.monotonic() < end and not (
                 found and found[-1].state == WAITS):
-            found.append(doing())
+            found.append(doing(View(0, '')))
         comm.Send(bytearray(1), 0)
     thread = threading.Thread(target=look)
     thread.start()
@@ -162,7 +161,7 @@ def test_the_limit_is_of_the_kind_of_update_that_is_under_way(
 
 
 def view(rank, state=WAITS, call='x', waits_for=(), updates=7):
-    return View(rank, f'rank {rank}', Doing(state, call, waits_for), updates,
+    return View(rank, f'rank {rank}', state, call, waits_for, 0, updates,
                 99.0)
 
 
