@@ -25,7 +25,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..mpi.placement import torus_shape
+from ..mpi import torus_shape
 
 #: Contributions that are summed and encoded in one pass, at most.
 MOST_GATHERED = 15

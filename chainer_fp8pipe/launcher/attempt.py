@@ -3,8 +3,8 @@
 # for the launcher, it is handed on.  Where that does not end the job in time,
 # ranks have said that one is dead or all stand still, or all are done but
 # something of theirs holds the job open, it is killed.  Whatever the way, what
-# is left of its processes and shared memory is removed.  If the launcher is
-# killed, Linux tells what started the ranks to end them.
+# is left of its processes is ended.  If the launcher is killed, Linux tells
+# what started the ranks to end them.
 #
 # All processes of a job, whatever sessions and groups they have moved to, have
 # a mark in their environment, NAME=value, by which they are found in /proc; on
@@ -47,9 +47,6 @@ _GRACE = 30.0
 #: Seconds after which a process that was killed is left to the system: one
 #: that waits for a dead disk may never end.
 _KILLED = 10.0
-#: What MPICH leaves of a job that was killed; other libraries use memory
-#: without a name, or clear up when they are told to end.
-_SEGMENTS = '/dev/shm/mpich_shm_*'
 _PR_SET_PDEATHSIG = 1
 _prctl = getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)  # Linux has it
 
@@ -121,7 +118,6 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
                 process.wait(_PATIENCE)
         for relay in relays:    # a stranger may hold the pipe for ever
             relay.join(_GRACE)
-        remove_segments(at)
     code = process.poll()
     if is_late and output.done == ranks:
         code = 0
@@ -144,9 +140,13 @@ def _relay(output: JobOutput, file: IO[bytes], to: int) -> None:
 
 def marked(mark: str) -> list[int]:
     """The living processes of a job, other than this one."""
-    # A process that is dead but not waited for has no environment.
-    return [pid for pid, of in _everyone('environ')
-            if pid != os.getpid() and mark.encode() in of.split(b'\0')]
+    found = []
+    for path in glob.glob('/proc/[0-9]*/environ'):
+        # A process that is dead but not waited for has no environment.
+        with contextlib.suppress(OSError), open(path, 'rb') as file:
+            if mark.encode() in file.read().split(b'\0'):
+                found.append(int(path.split('/')[2]))
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def kill_rest(mark: str, patience: float) -> None:
@@ -157,28 +157,3 @@ def kill_rest(mark: str, patience: float) -> None:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(TICK / 10)
-
-
-def remove_segments(since: float) -> None:
-    """Removes MPICH's shared memory that nobody uses any more.
-
-    Only what was made later than ``since``, in seconds of ``time.time()``.
-    """
-    mine = []
-    for path in glob.glob(_SEGMENTS):
-        with contextlib.suppress(OSError):
-            found = os.stat(path)
-            if found.st_uid == os.geteuid() and found.st_ctime >= since:
-                mine.append(path)
-    used = b''.join(maps for _, maps in _everyone('maps')) if mine else b''
-    for path in mine:
-        if path.encode() not in used:
-            with contextlib.suppress(OSError):
-                os.remove(path)
-
-
-def _everyone(name: str) -> Iterator[tuple[int, bytes]]:
-    """Numbers of all processes, with a file about each."""
-    for path in glob.glob(f'/proc/[0-9]*/{name}'):
-        with contextlib.suppress(OSError), open(path, 'rb') as file:
-            yield int(path.split('/')[2]), file.read()

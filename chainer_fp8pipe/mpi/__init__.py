@@ -1,6 +1,7 @@
 """Ranks: agreement, failure, grids and groups, waiting."""
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -44,3 +45,21 @@ def started_together(environment: Mapping[str, str]
 def all_ranks(comm: Any) -> Any:
     """mpi4py's communicator in ChainerMN's or in a grid, or ``comm``."""
     return getattr(comm, 'mpi_comm', getattr(comm, 'comm', comm))
+
+
+def torus_shape(ranks: int, per_node: int) -> tuple[int, int]:
+    """Rows and columns: a row per node of several ranks, or nearly square.
+
+    (1, ranks) is a ring.  ``per_node`` is 0 if nodes differ.
+    """
+    if 1 < per_node < ranks and ranks % per_node == 0:
+        return ranks // per_node, per_node
+    rows = max(number for number in divisors(ranks)
+               if number <= math.isqrt(ranks))
+    return rows, ranks // rows
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, in ascending order."""
+    return [divisor for divisor in range(1, number + 1)
+            if number % divisor == 0]

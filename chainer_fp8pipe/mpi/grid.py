@@ -8,9 +8,9 @@ import numpy
 from mpi4py import MPI
 
 from ..report.quantities import counted
+from . import divisors
 from .agreement import Meeting, agree
 from .finalizing import keep_forever
-from .placement import divisors
 from .ranks import PROBLEM, free_with_kept, kept_with, nodes_of, once
 from .waiting import wait_until
 from .watch import watch
@@ -143,7 +143,7 @@ class Group:
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._comm = comm
+        self._comm, self._kept = comm, kept_with(comm)
         self.size, self.rank = comm.size, comm.rank
         self._meeting = Meeting(comm, self._wait)
 
@@ -161,27 +161,24 @@ class Group:
 
         Their present or next :meth:`gather` raises with this text.
         """
-        if PROBLEM not in kept_with(self._comm):
-            kept_with(self._comm)[PROBLEM] = text
+        if PROBLEM not in self._kept:
+            self._kept[PROBLEM] = text
+            text = f'rank {self.rank} of the group gave up: {text}'
             for rank in {*range(self.size)} - {self.rank}:
                 keep_forever(self._comm.isend(text, rank))
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        wait_until(lambda: done() or self._hears_of_failure())
+        def hears() -> bool:
+            if self._comm.Iprobe():
+                self._kept[PROBLEM] = self._comm.recv()
+            return PROBLEM in self._kept
+        wait_until(lambda: done() or hears())
         if not done():
             self._must_go_on()
 
     def _must_go_on(self) -> None:
-        if problem := kept_with(self._comm).get(PROBLEM):
-            raise RuntimeError(f'{problem}; make the model anew')
-
-    def _hears_of_failure(self) -> bool:
-        status = MPI.Status()
-        if self._comm.Iprobe(status=status):
-            text = self._comm.recv(source=status.source)
-            kept_with(self._comm)[PROBLEM] = (
-                f'rank {status.source} of the group gave up: {text}')
-        return PROBLEM in kept_with(self._comm)
+        if PROBLEM in self._kept:
+            raise RuntimeError(f'{self._kept[PROBLEM]}; make the model anew')
 
     def __deepcopy__(self, memo: Any = None) -> Group:
         return self

@@ -21,8 +21,8 @@ from ..chains.partition import partition
 from ..chains.plan import PartitionPlan
 from ..codecs import CODECS
 from ..intercept.training_objects import own_work
+from ..mpi import divisors
 from ..mpi.agreement import agree, raise_together
-from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..pipeline.randomness import preserved
 from .job_plan import JobPlan, Trial, Way
@@ -51,28 +51,14 @@ _EQUAL, _APART = 0.03, 0.1
 def plan(trained: Trained, comm: MPI.Comm, codecs: Sequence[str],
          budget: float, say: Callable[[str], object],
          as_it_is: Way | None = None) -> JobPlan:
-    """Finds the fastest of some ways to train a model on these ranks.
+    """Finds the fastest of some ways to train on these ranks; call it on all.
 
-    Copies are trained for some updates.  Of ways that are equally fast the
-    plan takes an exact one, and of these the simplest.  Call it on all ranks.
-    Model, optimizer and generators of random numbers stay as they are.
+    The later ones of ``codecs`` and other ways are left out where updates are
+    so long that the ``budget`` is over, seconds.  ``as_it_is`` is how the job
+    is trained without a plan.  Generators of random numbers stay as they are.
 
-    Args:
-        trained: What is trained.
-        comm: All ranks.
-        codecs: Names of communicators that are tried.
-        budget: Seconds in which ways are tried, about; the later ways are
-            left out where updates are long.
-        say: Is told what is being tried.
-        as_it_is: How the job is trained without a plan; it is tried, too, and
-            is taken unless another one is faster.
-
-    Returns:
-        The plan, the same on all ranks.
-
-    Raises:
-        ValueError: Ranks have other models, or no way can train the model;
-            on all ranks.
+    Raises ValueError, on all ranks, if they have other models, or no way can
+    train the model.
     """
     begin = time.perf_counter()
     agree(comm, {'the batch': str(trained.batch), 'the communicator': str(

@@ -1,17 +1,10 @@
 """What a job has left behind."""
-import mmap
 import os
 import signal
 import sys
-import time
 import uuid
 
-from chainer_fp8pipe.launcher import attempt
-from chainer_fp8pipe.launcher.attempt import (
-    kill_rest,
-    marked,
-    remove_segments,
-)
+from chainer_fp8pipe.launcher.attempt import kill_rest, marked
 
 import pytest
 
@@ -64,21 +57,3 @@ def test_all_processes_of_a_job_end_in_whatever_sessions_they_are(mark):
                     'time.sleep(0.3)')
     kill_rest(mark, 60)
     assert process.wait() == 0
-
-
-def test_only_memory_that_is_new_and_unused_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(attempt, '_SEGMENTS', str(tmp_path / 'shm_*'))
-    old, used, dead, other = (tmp_path / name for name in (
-        'shm_old', 'shm_used', 'shm_dead', 'other'))
-    old.touch()
-    since = os.stat(old).st_ctime + 0.005
-    time.sleep(0.02)
-    for path in used, dead, other:
-        path.write_bytes(b'x')
-    with open(used, 'rb') as file, mmap.mmap(
-            file.fileno(), 1, prot=mmap.PROT_READ):
-        remove_segments(since)
-    assert old.exists()
-    assert used.exists()
-    assert other.exists()
-    assert not dead.exists()

@@ -1,9 +1,8 @@
 """Communicators, what is kept with them, and the cores of ranks."""
 from types import SimpleNamespace
 
-from chainer_fp8pipe.mpi import all_ranks, ranks
+from chainer_fp8pipe.mpi import all_ranks, ranks, torus_shape
 from chainer_fp8pipe.mpi.grid import ProcessGrid
-from chainer_fp8pipe.mpi.placement import torus_shape
 
 import chainermn
 import pytest
