@@ -27,7 +27,7 @@ _COMMANDS = {
                         'install Chainer, which pip alone cannot build'),
     'launch': ('launcher.launch_command', False,
                'run a script, and start it again when its ranks die'),
-    'plan': ('planner.plan_script', True,
+    'plan': ('planner.plan', True,
              'find the fastest way to run a script on these ranks'),
     'report': ('report.report_command', False, 'show how a run went'),
     'run': ('run', True, 'run an unmodified Chainer or ChainerMN script'),

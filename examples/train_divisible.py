@@ -60,7 +60,7 @@ def main():
     train_set, test_set = common.digits()
     updates = len(train_set) * options.epoch // options.batchsize
     model = Net(options.depth, options.width, options.seed).stage(grid)
-    common.say(f'{grid}\n\n{model}\n')
+    common.say(f'{grid.stages} stages x {grid.replicas} replicas\n\n{model}\n')
 
     optimizer = chainer.optimizers.MomentumSGD(options.lr)
     if grid.replicas > 1:

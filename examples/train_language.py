@@ -177,7 +177,7 @@ def main():
         loss = float(trainer.observation['validation/main/loss'])
         print(f'{loss / math.log(2):.2f} bits per character of text that it '
               f'has not seen (at first 8), after {trainer.elapsed_time:.0f} s '
-              f'on {grid}')
+              f'on {grid.stages} stages x {grid.replicas} replicas')
 
 
 if __name__ == '__main__':

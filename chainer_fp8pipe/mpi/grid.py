@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 import numpy
 from mpi4py import MPI
 
-from ..report.quantities import counted
 from . import divisors
 from .agreement import Meeting, agree
 from .finalizing import keep_forever
@@ -59,8 +58,7 @@ class ProcessGrid:
         self.stages = stages = _divisor(comm, 'pipeline', pipeline)
         self.replicas = comm.size // stages
         watch(comm)
-        self._nodes = nodes_of(comm)
-        order = sorted(range(comm.size), key=self._nodes.__getitem__)
+        order = sorted(range(comm.size), key=nodes_of(comm).__getitem__)
         self.ranks = [order[stage::stages] for stage in range(stages)]
         self.replica_index, self.stage_index = place = divmod(
             order.index(comm.rank), stages)
@@ -75,12 +73,6 @@ class ProcessGrid:
         self.is_freed = True
         free_with_kept(self.pipeline)
         free_with_kept(self.data)
-
-    def __str__(self) -> str:
-        return (f'{self.comm.size} ranks on '
-                f'{counted(len(set(self._nodes)), "node")}: '
-                f'{counted(self.stages, "stage")} x '
-                f'{counted(self.replicas, "replica")}')
 
 
 def grid_of(comm: Any) -> ProcessGrid:

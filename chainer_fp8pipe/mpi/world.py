@@ -16,17 +16,18 @@ import ctypes
 import faulthandler
 import fcntl
 import gc
+import itertools
 import os
 import stat
 import sys
 import termios
 import time
+import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
 from ..report.launch_protocol import say_rank
 from . import ALONE, RANK_PROCESS, all_ranks, started_together
-from .tracebacks import shown
 
 #: Seconds after which a launcher that does not read is waited for no more,
 #: and in which it passes on what it has read.
@@ -38,6 +39,14 @@ _LAST_WORDS = 1.0
 #: Seconds after which a rank that neither a full pipe nor MPI lets end ends
 #: itself: where MPI is yet to be loaded it waits for the others to load it.
 _STUCK, _START = 30.0, 600.0
+
+_PACKAGE = os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))) + os.sep
+#: What the user has not written.
+_LIBRARIES = 'chainer_fp8pipe', 'chainer', 'chainermn', 'numpy', 'mpi4py', 'os'
+#: What only hands on.
+_PASSING = (os.path.join(_PACKAGE, 'intercept', ''),
+            os.path.join(_PACKAGE, 'mpi', 'agreement.py'))
 
 
 class StartError(RuntimeError):
@@ -233,3 +242,49 @@ def _place() -> tuple[int, int]:
 def _last_error() -> BaseException | None:
     """The exception that Python has last handed to a hook."""
     return getattr(sys, 'last_exc', None) or getattr(sys, 'last_value', None)
+
+
+# --- the printed form of an exception ----------------------------------------
+
+def shown(error: BaseException) -> str:
+    """A traceback of the user's own code, without what has led there.
+
+    And without any frames if they have been printed, or are another rank's,
+    which the exception's ``is_shown`` says.
+    """
+    said = traceback.TracebackException.from_exception(error)
+    if getattr(error, 'is_shown', False):
+        return ''.join(said.format_exception_only())
+    if (said.__cause__ is not None and str(error.__cause__) in str(error)
+            and of_the_user(error) is None):
+        said.__cause__ = None       # all ranks raise what a check has said
+    one: traceback.TracebackException | None = said
+    while one is not None:
+        rest = list(itertools.dropwhile(
+            lambda frame: frame.filename.startswith(_PACKAGE)
+            or 'runpy' in frame.filename, one.stack)) or list(one.stack)
+        # Where the package itself has raised, it is shown.
+        hidden = _PASSING if rest and rest[-1].filename.startswith(
+            _PACKAGE) else (_PACKAGE,)
+        one.stack = traceback.StackSummary.from_list(
+            [frame for frame in rest if not frame.filename.startswith(hidden)])
+        one = one.__cause__ or (
+            None if one.__suppress_context__ else one.__context__)
+    return ''.join(said.format())
+
+
+def of_the_user(error: BaseException) -> BaseException | None:
+    """The exception of the user's own code that has led to another one.
+
+    None if a check of the package has raised it.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    files = [frame.f_code.co_filename
+             for frame, _ in traceback.walk_tb(error.__traceback__)]
+    libraries = tuple(
+        os.path.dirname(file) + os.sep for name in _LIBRARIES
+        if (file := getattr(sys.modules.get(name), '__file__', None)))
+    return error if files and not files[-1].startswith(_PACKAGE) and any(
+        not file.startswith((*libraries, '<frozen', 'src/mpi4py'))
+        for file in files) else None

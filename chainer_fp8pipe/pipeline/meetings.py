@@ -17,8 +17,7 @@ from mpi4py import MPI
 
 from ..channel.channel import RemoteError
 from ..mpi.agreement import Meeting, agree, digest
-from ..mpi.tracebacks import shown
-from ..mpi.world import wait_until_read
+from ..mpi.world import shown, wait_until_read
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
          'hooks of the optimizer, one snapshot to resume from.')

@@ -31,9 +31,8 @@ from ..communicators.options import without_warmup
 from ..mpi.agreement import is_raised_by_all, raise_together
 from ..mpi.grid import Group, ProcessGrid
 from ..mpi.ranks import once
-from ..mpi.tracebacks import shown
 from ..mpi.waiting import wait_until
-from ..mpi.world import end_all_ranks, failed
+from ..mpi.world import end_all_ranks, failed, shown
 from ..training.unmodified.job import Divided
 from ..training.updater import PipelineUpdater
 from .job_plan import Trial, Way

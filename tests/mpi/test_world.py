@@ -8,7 +8,7 @@ import sys
 import time
 
 import chainer_fp8pipe
-from chainer_fp8pipe.mpi import ALONE, tracebacks
+from chainer_fp8pipe.mpi import ALONE, world
 from chainer_fp8pipe.mpi.agreement import raise_together
 from chainer_fp8pipe.mpi.world import StartError, enter_world
 from chainer_fp8pipe.report.quantities import parse_bytes
@@ -97,13 +97,13 @@ def test_the_users_own_code_is_shown_and_nothing_that_leads_there(
         action, kind, traces, shown):
     with pytest.raises(RuntimeError) as raised:
         raise_together(MPI.COMM_SELF, action)
-    assert type(tracebacks.of_the_user(raised.value)) is kind
-    said = tracebacks.shown(raised.value)
+    assert type(world.of_the_user(raised.value)) is kind
+    said = world.shown(raised.value)
     assert said.count('Traceback') == traces
     assert shown in said
     assert 'agreement.py' not in said
     raised.value.is_shown = True
-    assert 'Traceback' not in tracebacks.shown(raised.value)
+    assert 'Traceback' not in world.shown(raised.value)
 
 
 @pytest.mark.parametrize(('step', 'code', 'said'), [

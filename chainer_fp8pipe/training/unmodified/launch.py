@@ -24,8 +24,7 @@ from ...compat.old_names import run_path
 from ...intercept.training_objects import Originals, substituting
 from ...mpi.agreement import of_first_rank, raise_together
 from ...mpi.grid import ProcessGrid
-from ...mpi.tracebacks import of_the_user, shown
-from ...mpi.world import end_all_ranks, enter_world
+from ...mpi.world import end_all_ranks, enter_world, of_the_user, shown
 from ...report.launch_protocol import DONE, tell
 
 #: Seconds in which the other ranks find the same fault, if they do.
