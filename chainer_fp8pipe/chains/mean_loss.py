@@ -91,10 +91,13 @@ class _Labels(Interceptor):
     def apply(self, node: Any, inputs: Any, original: Any) -> Any:
         label = ignored_label(node)
         if label is not None:
-            labels = nested.array_of(inputs[1])
-            left = int((labels == label).sum())
-            self.found.append((labels.size - left, left))
+            self.leave_out(inputs[1], label)
         return original(node, inputs)
+
+    def leave_out(self, labels: Any, label: int) -> None:
+        labels = nested.array_of(labels)
+        left = int((labels == label).sum())
+        self.found.append((labels.size - left, left))
 
 
 @contextlib.contextmanager

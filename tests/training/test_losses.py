@@ -1,4 +1,5 @@
 import functools
+import warnings
 
 from chainer_fp8pipe import Divisible, PipelineUpdater, partition
 from chainer_fp8pipe.training.losses import smoothed_cross_entropy
@@ -116,7 +117,8 @@ def test_a_divided_chain_weighs_its_micro_batches_by_what_counts(comm):
         chainer.optimizers.SGD().setup(model), comm, micro_batches=2)
     reporter, seen = chainer.Reporter(), {}
     reporter.add_observer('main', model)
-    with reporter.scope(seen):
+    with reporter.scope(seen), warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)     # it is a mean
         updater.update()
     assert_allclose(seen['main/loss'], expected, rtol=1e-6)
 
