@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
@@ -55,19 +55,13 @@ def follow(iterator: Any, now: tuple[float, ...]) -> None:
 
 def show_progress_of(followed: Any, iterator: Any) -> None:
     """Has an iterator that is not used say how far another one is."""
+    def shown(name: str) -> property:
+        return property(lambda _: getattr(followed, name),
+                        lambda _, value: None)
     kind: Any = type(iterator)
     iterator.__class__ = type(kind.__name__, (kind,), {
-        '__module__': kind.__module__, **{name: property(
-            functools.partial(_field, followed, name), _leave)
-            for name in _FIELDS}})
-
-
-def _field(followed: Any, name: str, iterator: Any) -> Any:
-    return getattr(followed, name)
-
-
-def _leave(iterator: Any, value: Any) -> None:
-    """Of an iterator that says how far another one is."""
+        '__module__': kind.__module__,
+        **{name: shown(name) for name in _FIELDS}})
 
 
 class PipelineUpdater(StandardUpdater):
@@ -141,10 +135,19 @@ class PipelineUpdater(StandardUpdater):
     """
 
     def __init__(self, iterator: Any, optimizer: Any, comm: Any, *,
+                 loss_func: Callable | None = None,
+                 micro_batches: int | None = None,
+                 schedule: str | None = None, recompute: Any = None,
+                 metrics: Mapping[str, Callable] | None = None,
+                 loss_weight: Callable | None = None,
                  converter: Callable = concat_examples, device: Any = None,
-                 auto_new_epoch: bool = True, **options: Any) -> None:
+                 seed: int = 0, auto_new_epoch: bool = True) -> None:
         #: The :class:`.Pipeline`.
-        self.pipeline = Pipeline(optimizer, comm, device=device, **options)
+        self.pipeline = Pipeline(
+            optimizer, comm, micro_batches=micro_batches, schedule=schedule,
+            recompute=recompute, seed=seed, device=device,
+            loss_func=loss_func, loss_weight=loss_weight,
+            **{} if metrics is None else {'metrics': metrics})
         #: Its :class:`ProcessGrid`, schedule and :class:`.EventStream`.
         self.grid, self.schedule, self.events = (
             self.pipeline.grid, self.pipeline.schedule, self.pipeline.events)
