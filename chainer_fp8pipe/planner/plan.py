@@ -51,7 +51,6 @@ from ..training.unmodified.launch import (
     loss_of,
     refuse_together,
     refusing,
-    the_only,
 )
 from .job_plan import JobPlan, Trial, Way
 from .trials import (
@@ -231,7 +230,8 @@ class ScriptPlan(Originals):
 
     def _optimizer(self) -> tuple[Any, Way | None]:
         """Chainer's optimizer, and how the script trains, if that is known."""
-        found = the_only(self._updater.get_all_optimizers(), 'optimizers')
+        check(optimizers=self._updater.get_all_optimizers())
+        found = self._updater.get_optimizer('main')
         count, as_it_is = self._comm.size, None
         if isinstance(found, (_MultiNodeOptimizer,
                               _DoubleBufferingOptimizer)):

@@ -54,12 +54,6 @@ class Additions(Originals):
         self._trains, self._trainers, self._scattered = False, 0, 0
         self._seen: list[dict[str, str]] = []       # of this start
 
-    def finish(self) -> None:
-        """Says if there was no Trainer."""
-        if not self._trainers and (self._snapshots or self._report):
-            self._say('the script has run no chainer.training.Trainer, so '
-                      '--snapshots and --report have kept nothing')
-
     def scatter(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         """Shuffles without the script's seed alike at each start.
 
@@ -72,12 +66,12 @@ class Additions(Originals):
 
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
-        """Refuses a training of which no snapshot would be taken."""
-        if self._snapshots and not self._trainers:
+        """Refuses a training of which nothing would be kept."""
+        if (self._snapshots or self._report) and not self._trainers:
             raise Refusal(
                 'the script trains without a chainer.training.Trainer, so '
-                '--snapshots would keep nothing; leave it out, or train by a '
-                'Trainer')
+                '--snapshots and --report would keep nothing; leave them '
+                'out, or train by a Trainer')
         original(*args, **kwargs)
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,

@@ -31,7 +31,7 @@ from ...chains.partition import partition
 from ...chains.plan import PartitionPlan
 from ...intercept.function_calls import creating
 from ...intercept.training_objects import Originals
-from ...mpi.agreement import agree
+from ...mpi.agreement import agree, raise_together
 from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced
 from ...pipeline.randomness import preserved
@@ -49,7 +49,6 @@ from .launch import (
     loss_of,
     refuse_together,
     refusing,
-    the_only,
 )
 from .looks import Looks
 
@@ -187,8 +186,9 @@ class PipelineJob(Originals):
         """Cuts the model of an updater, which becomes one of a pipeline."""
         options = self._options
         replicas = self.comm.size // options.pipeline
-        own = the_only(updater._iterators, 'iterators')
-        optimizer = the_only(updater._optimizers, 'optimizers')
+        check(iterators=updater._iterators, optimizers=updater._optimizers)
+        own, optimizer = (updater.get_iterator('main'),
+                          updater.get_optimizer('main'))
         model = optimizer.target
         check(iterator=own, optimizer=optimizer, model=model)
         samples = own.batch_size // (options.micro_batches * replicas)
@@ -287,24 +287,27 @@ class Divided(FollowingIterator):
         if comm.rank == 0:
             self._own = iterator
 
+    def _read(self) -> list | None:
+        """What each replica gets, where it is read; its parts are None when
+        the data have ended."""
+        if self._own is None:
+            return None
+        size = self._comm.size
+        try:
+            batch = self._own.next()
+        except StopIteration:
+            return [None] * size
+        now = progress(self._own)
+        return [(now, batch[len(batch) * n // size:
+                            len(batch) * (n + 1) // size])
+                for n in range(size)]
+
     def __next__(self) -> list:
-        problem, parts, size = None, None, self._comm.size
-        if self._own is not None:
-            try:
-                batch = self._own.next()
-                parts = [batch[len(batch) * n // size:
-                               len(batch) * (n + 1) // size]
-                         for n in range(size)]
-            except Exception as error:  # the replicas wait
-                problem = error
-                parts = [error if isinstance(error, StopIteration) else
-                         RuntimeError('the first replica could not read a '
-                                      f'batch ({type(error).__name__}: '
-                                      f'{error})')] * size
-        part = self._comm.scatter(parts)
-        self.follow(self._comm.bcast(progress(self._own)))
-        if isinstance(part, Exception):
-            raise problem or part
+        found = self._comm.scatter(raise_together(self._comm, self._read))
+        if found is None:
+            raise StopIteration
+        now, part = found
+        self.follow(now)
         return part
 
     def serialize(self, serializer: Any) -> None:

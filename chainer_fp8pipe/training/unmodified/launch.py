@@ -85,7 +85,7 @@ def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
 
 
 #: By what is looked at: whether it can be trained, and the sentence that
-#: refuses it, in which {} is its kind, with the remedy.
+#: refuses it, in which {} is its kind, or its parts, with the remedy.
 _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     'updater': (
         lambda updater: type(updater) is StandardUpdater,
@@ -94,6 +94,10 @@ _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     'other_updater': (
         lambda updater: updater is None,
         'the script makes a second updater; several ranks train one model'),
+    **{what: (lambda found: [*found] == ['main'],
+              f'the updater has the {what} {{}}; several ranks train one '
+              "model with one optimizer and iterator, 'main'")
+       for what in ('iterators', 'optimizers')},
     'own_loop': (
         lambda updater: updater is not None,
         'the script updates its optimizer in a loop of its own; let the loop '
@@ -129,25 +133,15 @@ def check(**seen: Any) -> None:
         is_fit, sentence = _TABLE[name]
         if not is_fit(value):
             raise Refusal(sentence.format(
+                ', '.join(value) if isinstance(value, Mapping) else
                 getattr(value, '__name__', type(value).__name__)))
-
-
-def the_only(given: Any, what: str) -> Any:
-    """The only iterator or optimizer of an updater, or Refusal."""
-    found = given if isinstance(given, Mapping) else {'main': given}
-    if list(found) != ['main']:
-        raise Refusal(
-            f'the updater has {len(found)} {what} ({", ".join(found)}); '
-            'several ranks train one model with one optimizer and iterator')
-    return found['main']
 
 
 def loss_of(function: Any, model: Any) -> Any:
     """A loss function; None if it is the model or its ``forward``."""
-    is_model = function is model or (
-        getattr(function, '__self__', None) is model
-        and function.__name__ in ('__call__', 'forward'))
-    return None if is_model else function
+    return None if function in (model, *(
+        getattr(model, name, None) for name in ('__call__', 'forward'))
+        ) else function
 
 
 def add_script(parser: argparse.ArgumentParser, prepare: Callable[
@@ -238,18 +232,14 @@ class RankAware(Originals):
         self._size, self._script, self.create = comm.size, script, create
         self._is_checked = comm.size == 1
 
-    def run_trainer(self, original: Callable, trainer: Any,
-                    show_loop_exception_msg: bool = False) -> None:
-        self.update_optimizer(original, trainer, show_loop_exception_msg)
-
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
         if not self._is_checked:
-            self._is_checked = True
             self._check()
         original(*args, **kwargs)
 
     def _check(self) -> None:
+        self._is_checked = True
         with open(self._script, 'rb') as file:
             names_mpi = b'mpi4py' in file.read()
         # Of an object its class alone: a proxy's attributes may do anything.
