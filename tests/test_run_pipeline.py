@@ -1,94 +1,32 @@
 """``run --pipeline``, with scripts that know nothing of ranks."""
-import contextlib
-import io
 import json
 import os
 import re
-import sys
-from types import SimpleNamespace
 
-from chainer_fp8pipe.__main__ import main
+from chainer_fp8pipe.chains import deferred
 
 import chainer
 import numpy as np
 import pytest
 
 from tests.digits_runs import SCRIPT, check_log, check_run, log_of
-from tests.forks import run_in_forks, script_folders
 from tests.ranks import on_ranks, run_script
+from tests.runs import run_alone, run_here
 
 
-def run(folder, ranks, *arguments, before=(), script=SCRIPT):
-    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *before, script,
-                      *arguments, cwd=folder)
-
-
-def run_pipeline(folder, ranks, *arguments, stages=2, options=(), **others):
-    return run(folder, ranks, *arguments, before=[
-        '--pipeline', stages, '--micro-batches', '3', *options], **others)
-
-
-@pytest.mark.parametrize(('ranks', 'options', 'drawn'), [
-    (4, (), ('loss.png',)),
-    (2, ('--schedule', 'interleaved', '--memory', '1 GiB'), ())])
-def test_the_log_and_the_files_are_those_of_a_serial_run(
-        tmp_path, serial, ranks, options, drawn):
+def test_the_log_and_the_files_are_those_of_a_serial_run(tmp_path, serial):
     arguments = '--seed', '1', '--hooks'
-    done = run_pipeline(tmp_path, ranks, *arguments, *['--plot'] * len(drawn),
-                        options=options)
-    check_run(done, tmp_path, serial(*arguments), drawn)
-    assert done.stdout.count('5 iter, 0 epoch') == 1
-    assert done.stderr.count('2 stages x 2 replicas') == (ranks == 4)
-    assert done.stderr.count('DumpGraph needs the whole model') == 1
+    done = run_script(
+        4, '-m', 'chainer_fp8pipe', 'run', '--pipeline', '2',
+        '--micro-batches', '3', SCRIPT, *arguments, '--plot', cwd=tmp_path)
+    check_run(done, tmp_path, serial(*arguments), ['loss.png'])
+    for output, text in ((done.stdout, '5 iter, 0 epoch'),
+                         (done.stderr, '2 stages x 2 replicas'),
+                         (done.stderr, 'DumpGraph needs the whole model')):
+        assert output.count(text) == 1
 
 
-def test_the_codec_of_the_command_line_is_between_the_replicas(
-        tmp_path, serial):
-    arguments = '--seed', '1', '--hooks'
-    done = run_pipeline(tmp_path, 4, *arguments, options=[
-        '--communicator', 'fp8', '--warmup', '2'])
-    assert done.returncode == 0, done.stderr
-    found, expected = log_of(tmp_path), log_of(serial(*arguments))
-    check_log(found, expected, 0.3)
-    assert found[-1]['main/loss'] != pytest.approx(
-        expected[-1]['main/loss'], rel=1e-6)
-
-
-OWN_LOSS = """
-import chainer, numpy
-from chainer import functions as F, links as L, training
-from chainer.training import extensions
-numpy.random.seed(0)
-data = [(numpy.full(4, n % 3, 'f'), numpy.int32(n % 3)) for n in range(12)]
-model = chainer.Sequential(L.Linear(4, 5), F.tanh, L.Linear(5, 3))
-def loss(x, t):
-    found = F.softmax_cross_entropy(model(x), t)
-    chainer.report({'loss': found}, model)
-    return found
-optimizer = chainer.optimizers.SGD(.5).setup(model)
-trainer = training.Trainer(training.StandardUpdater(
-    chainer.iterators.SerialIterator(data, 6, shuffle=False), optimizer,
-    loss_func=loss), (3, 'epoch'))
-for name, function in ('shared', loss), ('whole', lambda x, t: loss(x, t)):
-    test = chainer.iterators.SerialIterator(data, 6, False, False)
-    trainer.extend(extensions.Evaluator(test, model, eval_func=function),
-                   name=name)
-trainer.extend(extensions.LogReport())
-trainer.run()
-"""
-
-
-def test_a_loss_function_of_the_updater_is_cut_with_its_model(tmp_path):
-    logs = []
-    for ranks, before in (1, ()), (2, ('--pipeline', 2)):
-        (tmp_path / 'train.py').write_text(OWN_LOSS)
-        done = run(tmp_path, ranks, before=before, script='train.py')
-        assert done.returncode == 0, done.stderr
-        logs.append(log_of(tmp_path))
-    check_log(*logs)
-
-
-# --- small scripts ----------------------------------------------------------
+# --- small scripts, in the processes of the tests ----------------------------
 
 _HEAD = '''
 import chainer, chainermn, numpy as np, sys
@@ -111,60 +49,110 @@ trainer = training.Trainer(updater, (4, 'iteration'))
 '''
 
 
-def run_lines(folder, lines, ranks=2):
-    (folder / 'script.py').write_text(_HEAD + lines)
-    return run_pipeline(folder, ranks, stages=min(ranks, 2),
-                        script=folder / 'script.py')
+def run_stages(comm, folder, script, *options, micro_batches=3):
+    """As a pipeline of two stages, or one."""
+    return run_here(comm, folder, script, '--pipeline', min(comm.size, 2),
+                    '--micro-batches', micro_batches, *options)
 
 
-#: Trains from a file, if there is one, to an update, and writes another.
+def ran(*given, **options):
+    """As :func:`run_stages`, if the script has succeeded."""
+    done = run_stages(*given, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+OWN_LOSS = """
+import chainer, numpy
+from chainer import functions as F, links as L, training
+from chainer.training import extensions
+numpy.random.seed(0)
+data = [(numpy.full(4, n % 3, 'f'), numpy.int32(n % 3)) for n in range(12)]
+model = chainer.Sequential(L.Linear(4, 5), F.tanh, L.Linear(5, 3))
+for _ in range(3):
+    model.insert(0, L.Linear(4, 4))
+def loss(x, t):
+    found = F.softmax_cross_entropy(model(x), t)
+    chainer.report({'loss': found}, model)
+    return found
+optimizer = chainer.optimizers.SGD(.5).setup(model)
+trainer = training.Trainer(training.StandardUpdater(
+    chainer.iterators.SerialIterator(data, 6, shuffle=False), optimizer,
+    loss_func=loss), (3, 'epoch'))
+for name, function in ('shared', loss), ('whole', lambda x, t: loss(x, t)):
+    test = chainer.iterators.SerialIterator(data, 6, False, False)
+    trainer.extend(extensions.Evaluator(test, model, eval_func=function),
+                   name=name)
+trainer.extend(extensions.LogReport())
+trainer.run()
+"""
+
+
+@on_ranks(2)
+def test_a_loss_function_of_the_updater_is_cut_with_its_model(comm, tmp_path):
+    ran(comm, tmp_path, OWN_LOSS, '--schedule', 'interleaved', '--memory',
+        '1 GiB')
+    if comm.rank == 0:
+        run_alone(tmp_path / 'serial', OWN_LOSS)
+        check_log(log_of(tmp_path), log_of(tmp_path / 'serial'))
+
+
+#: Trains from a file, if there is one, for 5 updates, and writes others.
 CROSSES = _UPDATER + '''
 import os
 trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
 trainer.extend(extensions.PlotReport(['main/loss'], trigger=(9, 'epoch')))
 trainer.extend(extensions.DumpGraph('main/loss'))
-trainer.extend(extensions.snapshot(n_retains=1, autoload=AUTO),
-               trigger=(LAST, 'iteration'))
-trainer.extend(extensions.snapshot_object(model, 'model_{.updater.iteration}'),
-               trigger=(LAST, 'iteration'))
-if os.path.exists('result/snapshot_iter_FIRST') and not AUTO:
-    chainer.serializers.load_npz('result/snapshot_iter_FIRST', trainer)
-trainer.stop_trigger = training.get_trigger((LAST, 'iteration'))
+trainer.extend(extensions.snapshot(n_retains=2, autoload=AUTO),
+               trigger=training.triggers.ManualScheduleTrigger(
+                   [1, 3, 5], 'iteration'))
+trainer.extend(extensions.snapshot_object(model, 'model'),
+               trigger=(5, 'iteration'))
+if os.path.exists('../FROM/result/snapshot_iter_3') and not AUTO:
+    chainer.serializers.load_npz('../FROM/result/snapshot_iter_3', trainer)
+trainer.stop_trigger = training.get_trigger((5, 'iteration'))
 trainer.run()
 print(trainer.get_extension('LogReport').log)
 '''
 
 
-@pytest.mark.parametrize('ways', ['sp', 'ps', 'pa'])
+@on_ranks(2)
 def test_the_scripts_own_snapshots_cross_between_one_process_and_stages(
-        tmp_path, ways):
-    """s: serial, p: of two stages, a: so, with autoload."""
-    def run(folder, way, first, last):
-        folder.mkdir(exist_ok=True)
-        lines = CROSSES.replace('FIRST', str(first)).replace(
-            'LAST', str(last)).replace('AUTO', str(way == 'a'))
-        (folder / 'script.py').write_text(
-            'import numpy\nnumpy.random.seed(3)\n' + _HEAD + lines)
-        done = run_pipeline(folder, 2, stages=2, script=folder / 'script.py'
-                            ) if way in 'pa' else run_script(
-                                1, 'script.py', cwd=folder)
-        assert done.returncode == 0, done.stderr
-        snapshot, = folder.glob('result/snapshot*')     # one is retained
-        with np.load(folder / f'result/model_{last}') as model, np.load(
-                snapshot) as trainer:
-            np.testing.assert_array_equal(
-                model['predictor/2/W'],
-                trainer['updater/model:main/predictor/2/W'])
-        return re.findall("'main/loss': ([0-9.]+)", done.stdout)
-    whole = run(tmp_path / 'whole', 's', 0, 5)
-    run(tmp_path / 'parts', ways[0], 0, 3)
-    parts = run(tmp_path / 'parts', ways[1], 3, 5)
-    assert len(parts) == len(whole) == 5
-    assert [float(one) for one in parts] == pytest.approx(
-        [float(one) for one in whole], rel=1e-4)
+        comm, tmp_path):
+    def losses(name, begin='', auto=False, alone=False):
+        folder = tmp_path / name
+        script = 'import numpy\nnumpy.random.seed(3)\n' + _HEAD + (
+            CROSSES.replace('FROM', begin).replace('AUTO', str(auto)))
+        if not alone:
+            said = ran(comm, folder, script).stdout
+        elif comm.rank == 0:
+            said = run_alone(folder, script)['stdout']
+        if comm.rank == 0:
+            assert not (folder / 'result/snapshot_iter_1').exists()
+            with np.load(folder / 'result/model') as model, np.load(
+                    folder / 'result/snapshot_iter_5') as trainer:
+                np.testing.assert_array_equal(
+                    model['predictor/2/W'],
+                    trainer['updater/model:main/predictor/2/W'])
+            found.append(re.findall("'main/loss': ([0-9.]+)", said))
+    found = []
+    losses('serial', alone=True)
+    losses('stages')
+    losses('there', 'serial')
+    losses('back', 'stages', alone=True)
+    if comm.rank == 0:
+        for folder in 'serial', 'stages':
+            os.remove(tmp_path / folder / 'result/snapshot_iter_5')
+    losses('serial', auto=True)
+    losses('stages', auto=True)
+    for one in found:
+        assert len(one) == 5
+        assert [*map(float, one)] == pytest.approx([*map(float, found[0])],
+                                                   rel=1e-4)
 
 
-REFUSED = [
+#: By the number of ranks: lines of a script, and what is said.
+REFUSED = {1: [
     ('training.updaters.ParallelUpdater(iterator, optimizer, devices={})',
      'trains with a ParallelUpdater'),
     ('training.updaters.MultiprocessParallelUpdater([iterator], optimizer)',
@@ -174,9 +162,9 @@ REFUSED = [
      "training.Trainer(Mine(), (1, 'epoch')).run()",
      'trains with a Mine'),
     ("training.StandardUpdater(iterator, {'a': optimizer, 'b': optimizer})",
-     'has 2 optimizers (a, b)'),
+     'has the optimizers a, b;'),
     ("training.StandardUpdater({'main': iterator, 'x': iterator}, optimizer)",
-     'has 2 iterators (main, x)'),
+     'has the iterators main, x;'),
     ("comm = chainermn.create_communicator('naive')\n"
      'chainermn.create_multi_node_optimizer(optimizer, comm)\n'
      'training.StandardUpdater(iterator, chainermn.'
@@ -200,40 +188,9 @@ REFUSED = [
      'optimizer.setup(Net(model.predictor))\n'
      'training.StandardUpdater(iterator, optimizer)',
      'must return its loss'),
-]
-
-
-def in_forks(tmp_path_factory, scripts, *options):
-    """What is said to scripts that run as a pipeline of one rank."""
-    return run_in_forks(
-        ['run', '--pipeline', '1', '--micro-batches', '3', *options,
-         'script.py'],
-        script_folders(tmp_path_factory, [_HEAD + lines for lines in scripts]))
-
-
-@on_ranks(1)
-@pytest.mark.parametrize('case', range(len(REFUSED)))
-def test_what_cannot_be_done_is_refused_in_one_line(comm, case, tmp_path):
-    lines, message = REFUSED[case]
-    (tmp_path / 'script.py').write_text(_HEAD + lines)
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(
-            io.StringIO()) as said:
-        patch.chdir(tmp_path)
-        for name, value in (('argv', [*sys.argv]), ('path', [*sys.path]),
-                            ('excepthook', sys.excepthook)):
-            patch.setattr(sys, name, value)     # and back, whatever it is then
-        with pytest.raises(SystemExit) as end:
-            main(['run', '--pipeline', '1', '--micro-batches', '3',
-                  'script.py'])
-    check_refusal(SimpleNamespace(
-        returncode=end.value.code, stderr=said.getvalue()), message)
-
-
-@pytest.mark.parametrize(('lines', 'ranks', 'message'), [
-    (_UPDATER + 'training.StandardUpdater(iterator, optimizer)', 4,
-     'a second updater'),
+], 2: [
     ('def norm(optimizer): pass\n'
-     "optimizer.add_hook(norm, 'norm', 'pre')" + _UPDATER, 2,
+     "optimizer.add_hook(norm, 'norm', 'pre')" + _UPDATER,
      "the hook 'norm', a function, would see"),
     (_UPDATER + '''
 import os
@@ -242,33 +199,19 @@ try:        # rank 0 finds it there, and others have it made by rank 0
 except FileExistsError:
     chainer.serializers.load_npz('snapshot', trainer)
 trainer.run()
-''', 2, 'load on rank 0, run_trainer on rank 1; let no file')])
-def test_all_ranks_refuse_together(tmp_path, lines, ranks, message):
-    check_refusal(run_lines(tmp_path, '''
-from chainer_fp8pipe.training.unmodified import launch
-launch._PATIENCE = 300     # ranks that share cores may be late
-''' + lines, ranks), message)
+''', 'load on rank 0, run_trainer on rank 1; let no file'),
+], 4: [
+    (_UPDATER + 'training.StandardUpdater(iterator, optimizer)',
+     'a second updater'),
+]}
 
 
-@pytest.mark.parametrize(('look', 'message'), [
-    ('lambda _: [p.grad for p in model.params()]',
-     'the gradient is on another rank'),
-    ('in_a_thread', 'a thread of the script sees a part')])
-def test_a_look_that_would_see_a_part_is_an_error(tmp_path, look, message):
-    done = run_lines(tmp_path, _UPDATER + f'''
-import threading
-failed = []
-threading.excepthook = lambda given: failed.append(given.exc_value)
-def in_a_thread(trainer):
-    thread = threading.Thread(target=lambda: list(model.params()))
-    thread.start()
-    thread.join()
-    raise failed[0]
-trainer.extend({look}, name='look', trigger=(1, 'iteration'))
-trainer.run()
-''')
-    assert done.returncode != 0
-    assert message in done.stderr
+@on_ranks(*REFUSED)
+def test_what_cannot_be_done_is_refused_in_one_line_for_all_ranks(
+        comm, tmp_path):
+    for lines, message in REFUSED[comm.size]:
+        done = run_stages(comm, tmp_path, _HEAD + lines)
+        check_refusal(done, message)
 
 
 def check_refusal(done, message):
@@ -280,8 +223,31 @@ def check_refusal(done, message):
     assert 'Traceback' not in done.stderr
 
 
+@pytest.mark.parametrize(('look', 'message'), [
+    ('lambda _: [p.grad for p in model.params()]',
+     'the gradient is on another rank'),
+    ('in_a_thread', 'a thread of the script sees a part')])
+@on_ranks(2)
+def test_a_look_that_would_see_a_part_is_an_error(comm, tmp_path, look,
+                                                  message):
+    done = run_stages(comm, tmp_path, _HEAD + _UPDATER + f'''
+import threading
+failed = []
+threading.excepthook = lambda given: failed.append(given.exc_value)
+def in_a_thread(trainer):
+    thread = threading.Thread(target=lambda: list(model.params()))
+    thread.start()
+    thread.join()
+    raise failed[0]
+trainer.extend({look}, name='look', trigger=(1, 'iteration'))
+trainer.run()
+''')
+    assert done.returncode == 1
+    assert done.stderr.count(f': {message}') >= 2
+
+
 def test_a_refusal_on_one_rank_ends_all(tmp_path):
-    done = run_lines(tmp_path, '''
+    (tmp_path / 'script.py').write_text(_HEAD + '''
 from chainer_fp8pipe.training.unmodified import launch
 from mpi4py import MPI
 launch._PATIENCE = 1   # second, for those that will not refuse
@@ -289,6 +255,8 @@ if MPI.COMM_WORLD.rank == 1:
     class Mine(training.StandardUpdater): pass
     Mine(iterator, optimizer)
 ''' + _UPDATER)
+    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', '--pipeline', '2',
+                      'script.py', cwd=tmp_path)
     assert done.returncode != 0
     assert 'trains with a Mine' in done.stderr
 
@@ -323,16 +291,8 @@ trainer.run()
 '''
 
 
-def test_a_script_makes_files_and_values_as_in_one_process(
-        tmp_path, monkeypatch):
-    """Directories, files, warnings, and values that are drawn later."""
-    np.random.seed(1)
-    chainer.serializers.save_npz(tmp_path / 'part.npz',
-                                 chainer.links.Linear(5, 6))
-    (tmp_path / 'script.py').write_text('''
+MAKES = '''
 import os
-from chainer_fp8pipe.chains import deferred
-deferred._SMALL = 0
 ''' + IN_ONE_PROCESS + '''
 os.makedirs('made/here')
 if not os.path.exists('made/there'):
@@ -357,26 +317,36 @@ model.predictor[6].W.array[...] = 0
 chainer.serializers.load_npz('last.npz', model.predictor[6])
 chainer.serializers.save_npz('model.npz', model)
 chainer.serializers.save_npz('other.npz', L.Linear(2, 2))
-''')
-    done = run_pipeline(tmp_path, 2, script='script.py')
-    assert done.returncode == 0, done.stderr
+'''
+
+
+@on_ranks(2)
+def test_a_script_makes_files_and_values_as_in_one_process(comm, tmp_path):
+    """Directories, files, warnings, and values that are drawn later."""
+    if comm.rank == 0:
+        np.random.seed(1)
+        chainer.serializers.save_npz(tmp_path / 'part.npz',
+                                     chainer.links.Linear(5, 6))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deferred, '_SMALL', 0)
+        done = ran(comm, tmp_path, MAKES)
+    if comm.rank:
+        return
     assert done.stdout == 'lost\n'
     assert sorted(os.listdir(tmp_path / 'made')) == ['here', 'waits.npz']
-    monkeypatch.chdir(tmp_path)
-    serial = {}
-    exec(IN_ONE_PROCESS + TRAINS, serial)
+    serial = run_alone(tmp_path, IN_ONE_PROCESS + TRAINS)
     model = serial['model']
-    with np.load('made/here/drawn.npz') as found:
+    with np.load(tmp_path / 'made/here/drawn.npz') as found:
         assert found['drawn'] == serial['drawn']
     for name, expected in (('made/here/first.npz', 'part.npz'),
                            ('model.npz', None)):
-        with np.load(name) as found:
-            values = (np.load(expected) if expected else
+        with np.load(tmp_path / name) as found:
+            values = (np.load(tmp_path / expected) if expected else
                       chainer.serializers.npz.serialize(model))
             assert found.keys() == values.keys()
             for key, value in values.items():
                 np.testing.assert_allclose(found[key], value, 1e-4, 1e-6)
-    assert os.path.exists('other.npz')
+    assert (tmp_path / 'other.npz').exists()
 
 
 LOOKS = '''
@@ -452,30 +422,24 @@ whole(trainer)
 '''
 
 
+@on_ranks(2)
 def test_what_a_script_does_with_its_model_is_done_with_the_whole(
-        tmp_path, monkeypatch):
+        comm, tmp_path):
     """In extensions, evaluators of its own, and outside of the training."""
-    (tmp_path / 'script.py').write_text(
-        _HEAD + LOOKS + 'import json\nprint(json.dumps(seen))')
-    done = run(tmp_path, 2, before=['--pipeline', 2, '--micro-batches', 1],
-               script='script.py')
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    log, inside = log_of(tmp_path), dict(np.load(tmp_path / 'inside.npz'))
-    (tmp_path / 'serial').mkdir()
-    monkeypatch.chdir(tmp_path / 'serial')
-    serial = {}
-    exec(_HEAD + LOOKS, serial)
+    done = ran(comm, tmp_path, _HEAD + LOOKS
+               + 'import json\nprint(json.dumps(seen))', micro_batches=1)
+    if comm.rank:
+        return
+    found, alone = json.loads(done.stdout), tmp_path / 'serial'
+    serial = run_alone(alone, _HEAD + LOOKS)
     assert len(found) == len(serial['seen']) > 15
     for (name, values), (expected, others) in zip(
             found, serial['seen'], strict=True):
         assert name == expected
         np.testing.assert_allclose(values, others, 1e-4, 1e-6, err_msg=name)
-    for entry, other in zip(log, log_of(tmp_path / 'serial'), strict=True):
-        assert entry.keys() == other.keys()
-        for key in entry.keys() - {'elapsed_time'}:
-            assert entry[key] == pytest.approx(other[key], rel=1e-4), key
-    for key, value in np.load('inside.npz').items():
+    check_log(log_of(tmp_path), log_of(alone), 1e-4)
+    inside = np.load(tmp_path / 'inside.npz')
+    for key, value in np.load(alone / 'inside.npz').items():
         np.testing.assert_allclose(inside[key], value, 1e-4, 1e-6)
 
 
@@ -498,21 +462,21 @@ trainer.run()
 '''
 
 
+@on_ranks(2)
 def test_a_model_that_reads_values_in_evaluation_evaluates_whole(
-        tmp_path, monkeypatch):
-    done = run_lines(tmp_path, COUNTS)
-    assert done.returncode == 0, done.stderr
+        comm, tmp_path):
+    done = ran(comm, tmp_path, _HEAD + COUNTS)
     assert done.stderr.count('each rank has the whole model') == 1
-    (tmp_path / 'serial').mkdir()
-    monkeypatch.chdir(tmp_path / 'serial')
-    exec(_HEAD + COUNTS, {})
-    check_log(log_of(tmp_path), log_of(tmp_path / 'serial'))
-    assert log_of(tmp_path)[0]['validation/main/right'] > 0
+    if comm.rank == 0:
+        run_alone(tmp_path / 'serial', _HEAD + COUNTS)
+        check_log(log_of(tmp_path), log_of(tmp_path / 'serial'))
+        assert log_of(tmp_path)[0]['validation/main/right'] > 0
 
 
-def test_a_loop_asks_the_scripts_own_iterator_how_far_it_is(tmp_path):
+@on_ranks(4)
+def test_a_loop_asks_the_scripts_own_iterator_how_far_it_is(comm, tmp_path):
     """On all ranks, of which one reads."""
-    done = run_lines(tmp_path, '''
+    done = ran(comm, tmp_path, _HEAD + '''
 updater = training.StandardUpdater(iterator, optimizer)
 while iterator.epoch < 3:
     updater.update()
@@ -522,19 +486,20 @@ while iterator.epoch < 3:
 print('end', type(iterator).__name__, updater.epoch)
 used = updater.get_iterator('main')
 assert (used.dataset is data) and used.batch_size == 6
-''', 4)
-    assert done.returncode == 0, done.stderr
+print('codec', updater.get_optimizer('main').communicator.name)
+''', '--communicator', 'fp8', '--warmup', '2')
+    assert 'codec fp8' in done.stdout
     assert done.stdout.count('loss') == 3
     assert 'end SerialIterator 3' in done.stdout
 
 
-def test_an_error_of_the_model_is_shown_where_it_came_up(tmp_path_factory):
-    errors = {'raise ValueError("of my own")': 'ValueError: of my own',
-              'return F.linear(x, np.ones((3, 7), "f"))': 'Actual: 2 != 7'}
-    found = in_forks(tmp_path_factory, [
-        f'def mine(x):\n    {line}\nmodel.predictor.append(mine){_UPDATER}'
-        for line in errors])
-    for done, error in zip(found, errors.values(), strict=True):
+@on_ranks(1)
+def test_an_error_of_the_model_is_shown_where_it_came_up(comm, tmp_path):
+    for line, error in (
+            ('raise ValueError("of my own")', 'ValueError: of my own'),
+            ('return F.linear(x, np.ones((3, 7), "f"))', 'Actual: 2 != 7')):
+        done = run_stages(comm, tmp_path, f'{_HEAD}def mine(x):\n    {line}\n'
+                          f'model.predictor.append(mine){_UPDATER}')
         assert done.returncode == 1
         assert done.stderr.count('Traceback') == 1
         assert error in done.stderr
@@ -542,8 +507,9 @@ def test_an_error_of_the_model_is_shown_where_it_came_up(tmp_path_factory):
         assert os.path.join('chainer_fp8pipe', '') not in done.stderr
 
 
-def test_a_script_without_a_seed_sees_every_sample_once(tmp_path):
-    done = run_lines(tmp_path, '''
+@on_ranks(4)
+def test_a_script_without_a_seed_sees_every_sample_once(comm, tmp_path):
+    done = ran(comm, tmp_path, _HEAD + '''
 import os
 np.random.seed(os.getpid())     # whatever the launcher does
 class Data(chainer.dataset.DatasetMixin):
@@ -572,8 +538,7 @@ trainer.extend(note, priority=0)
 trainer.run()
 sys.stderr.write('%s %s %s\\n' % (
     seen, trainer.updater.epoch, updater.epoch_detail))
-''', 4)
-    assert done.returncode == 0, done.stderr
+''')
     lines = [line for line in done.stderr.splitlines()
              if line.startswith('[[')]
     assert len(lines) == 4, done.stderr
@@ -586,7 +551,7 @@ sys.stderr.write('%s %s %s\\n' % (
 
 def test_iterators_that_read_ahead_are_taken(tmp_path):
     """And an evaluator that is older than the updater."""
-    done = run_lines(tmp_path, f'''
+    (tmp_path / 'script.py').write_text(_HEAD + f'''
 if __name__ == '__main__':
     np.random.seed(0)
     validation = evaluator(eval_func=model)
@@ -602,16 +567,20 @@ if __name__ == '__main__':
     trainer.run()
     print('at', updater.epoch_detail, 'was', before)
     print('losses', first, validation()['validation/main/loss'])
-''', 4)
+''')
+    done = run_script(
+        4, '-m', 'chainer_fp8pipe', 'run', '--pipeline', '2',
+        '--micro-batches', '3', 'script.py', cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert 'at 1.5 was 0.0' in done.stdout
     losses = re.search(r'^losses (\S+) (\S+)$', done.stdout, re.MULTILINE)
     assert 0 < abs(float(losses[1]) - float(losses[2])) < 1
 
 
-def test_what_a_clock_says_is_what_rank_0_says(tmp_path):
+@on_ranks(2)
+def test_what_a_clock_says_is_what_rank_0_says(comm, tmp_path):
     """Rank 1's clock is late; PlotReport is on rank 0 only."""
-    done = run_lines(tmp_path, '''
+    done = ran(comm, tmp_path, _HEAD + '''
 from chainer.training import triggers
 from mpi4py import MPI
 fired = []
@@ -632,16 +601,16 @@ trainer.stop_trigger = Late(7)
 trainer.run()
 sys.stderr.write('ended at %d, fired at %s\\n' % (updater.iteration, fired))
 ''')
-    assert done.returncode == 0, done.stderr
     assert done.stderr.count('ended at 7, fired at [3, 6]') == 2, done.stderr
 
 
 @pytest.mark.parametrize(('samples', 'updates', 'said'), [
     ('data[:12]', 2, 'by StopIteration'),
     ('Data(data)', 1, "rank 0: KeyError: 'no such sample'")])
+@on_ranks(4)
 def test_data_that_end_or_fail_end_the_training_on_all_replicas(
-        tmp_path, samples, updates, said):
-    done = run_lines(tmp_path, f'''
+        comm, tmp_path, samples, updates, said):
+    done = ran(comm, tmp_path, _HEAD + f'''
 class Data(list):
     def __getitem__(self, place):
         if place > 6:
@@ -655,6 +624,6 @@ try:
 except Exception as error:
     sys.stderr.write('ended at %d by %s %s\\n' % (
         updater.iteration, type(error).__name__, error))
-''', 4)
+''')
     assert said in done.stderr
     assert done.stderr.count(f'ended at {updates}') == 4, done.stderr

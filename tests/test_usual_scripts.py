@@ -1,37 +1,31 @@
 """Scripts in the usual styles of 2016 to 2019 as pipelines."""
-import json
-import os
+import pathlib
 
 import numpy as np
-import pytest
 
-from tests.ranks import run_script
+from tests.digits_runs import check_log, log_of
+from tests.ranks import on_ranks
+from tests.runs import run_alone, run_here
 
-FOLDER = os.path.join(os.path.dirname(__file__), 'usual_scripts')
+FOLDER = pathlib.Path(__file__).parent / 'usual_scripts'
+#: By the number of ranks: a script, and its micro-batches.
+SCRIPTS = {2: ('call_links', 4), 4: ('sampling', 2)}
 
 
-def results(folder, name, ranks, *options):
-    """The log, and the parameters in the end."""
-    folder.mkdir()
-    done = run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *options,
-                      os.path.join(FOLDER, f'{name}.py'), cwd=folder)
+@on_ranks(*SCRIPTS)
+def test_a_pipeline_gives_the_numbers_of_one_process(comm, tmp_path):
+    name, micro_batches = SCRIPTS[comm.size]
+    script = (FOLDER / f'{name}.py').read_text()
+    done = run_here(comm, tmp_path, script, '--pipeline', 2,
+                    '--micro-batches', micro_batches)
     assert done.returncode == 0, done.stderr
-    return (json.loads((folder / 'result' / 'log').read_text()),
-            dict(np.load(folder / 'result' / 'model.npz')))
-
-
-@pytest.mark.parametrize(('name', 'ranks', 'micro_batches'), [
-    ('call_links', 2, 4), ('sampling', 4, 2)])
-def test_a_pipeline_gives_the_numbers_of_one_process(
-        tmp_path, name, ranks, micro_batches):
-    log, values = results(tmp_path / 'here', name, ranks, '--pipeline', 2,
-                          '--micro-batches', micro_batches)
-    other_log, others = results(tmp_path / 'serial', name, 0)
-    assert len(log) == len(other_log) > 0
-    for entry, other in zip(log, other_log, strict=True):
-        assert entry.keys() == other.keys()
-        for key in entry.keys() - {'elapsed_time'}:
-            assert entry[key] == pytest.approx(other[key], 1e-3, 1e-3), key
+    if comm.rank:
+        return
+    alone = tmp_path / 'alone'
+    run_alone(alone, script)
+    check_log(log_of(tmp_path), log_of(alone), 1e-3)
+    values, others = (dict(np.load(folder / 'result' / 'model.npz'))
+                      for folder in (tmp_path, alone))
     assert values.keys() == others.keys()
     for key, value in values.items():
         np.testing.assert_allclose(value, others[key], 1e-3, 1e-3,

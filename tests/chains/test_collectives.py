@@ -14,8 +14,7 @@ import chainermn
 import numpy
 import pytest
 
-from tests.ranks import on_ranks
-from tests.training.updaters.partitions import (
+from tests.models.judge import (
     close,
     own,
     plan_of,
@@ -23,6 +22,7 @@ from tests.training.updaters.partitions import (
     updater_of,
     values,
 )
+from tests.ranks import on_ranks
 
 
 class Mean(chainer.FunctionNode):

@@ -6,8 +6,8 @@ import chainer.links as L
 import numpy
 import pytest
 
+from tests.models.judge import Both, plan_of, updater_of
 from tests.ranks import on_ranks
-from tests.training.updaters.partitions import Both, plan_of, updater_of
 
 
 def grown(number):

@@ -22,8 +22,8 @@ import numpy
 import pytest
 from mpi4py import MPI
 
+from tests.models.judge import plan_of, updater_of
 from tests.ranks import on_ranks
-from tests.training.updaters.partitions import plan_of, updater_of
 
 
 class Net(chainer.Chain):

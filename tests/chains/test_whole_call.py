@@ -9,8 +9,8 @@ import chainer.links as L
 import numpy
 import pytest
 
+from tests.models.judge import Both
 from tests.ranks import on_ranks
-from tests.training.updaters.partitions import Both
 
 X = numpy.random.RandomState(0).randn(8, 4).astype('f')
 

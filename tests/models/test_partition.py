@@ -36,17 +36,14 @@ def test_a_model_trains_as_in_one_process(comm, name):
         pytest.skip('it has no reference')
     known = {}
     for schedule, chunks in SCHEDULES:
+        refused = ''
         try:
-            problem = judge_model(comm, MODELS[name], schedule, chunks, known)
+            judge_model(comm, MODELS[name], schedule, chunks, known)
         except Refused as error:
-            problem = f'refused: {error}'
-            if 'parts at most' in problem:
-                continue
-        if name in REFUSED:
-            assert problem.startswith('refused: ')
-            assert REFUSED[name] in problem
-        else:
-            assert not problem
+            refused = str(error)
+        if 'parts at most' not in refused:
+            assert REFUSED.get(name, '') in refused
+            assert (name in REFUSED) == bool(refused)
 
 
 @pytest.mark.timeout(900)
@@ -54,9 +51,7 @@ def test_a_model_trains_as_in_one_process(comm, name):
     'cholesky', 'dropout', 'NaryTreeLSTM')))
 @on_ranks(2, timeout=600)
 def test_a_function_can_be_cut_at_every_place(comm, name):
-    problem, cuts = judge_function(comm, CALLS[name])
-    assert not problem
-    assert cuts > 2
+    assert judge_function(comm, CALLS[name]) > 2
 
 
 def test_every_function_has_a_call_or_a_reason():

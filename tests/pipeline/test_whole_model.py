@@ -14,11 +14,11 @@ from chainer.optimizer_hooks import (
 )
 from chainer.optimizers import SGD, MomentumSGD
 
+from tests.models.judge import close as close_in_norm
+from tests.models.judge import gradients, own, plan_of
 from tests.ranks import on_ranks
 from tests.training.trainers import SERIAL, Job
 from tests.training.updaters.networks import close, dataset
-from tests.training.updaters.partitions import close as close_in_norm
-from tests.training.updaters.partitions import gradients, own, plan_of
 
 PREPARATIONS = {
     'clipping': lambda optimizer: optimizer.add_hook(GradientClipping(0.1)),

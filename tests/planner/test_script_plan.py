@@ -28,7 +28,7 @@ REFUSED = [
      '    def connect_trainer(self, trainer): pass\n'
      'training.Trainer(Mine()).run()', 'trains with a Mine'),
     ("train(optimizer={'a': optimizer, 'b': optimizer})",
-     'has 2 optimizers (a, b)'),
+     'has the optimizers a, b;'),
     ('training.StandardUpdater(iterator, chainer.optimizers.SGD()).update()',
      'call optimizer.setup(model) before making'),
     ('train(loss_func=lambda x, t: F.sum(x))',

@@ -27,8 +27,9 @@ from chainer.training import Trainer
 from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
+from tests.models.judge import counted_times
+
 from .updaters.networks import NETWORKS, dataset, gathered, gradients
-from .updaters.partitions import counted_times
 
 #: Ways that have no stages: Chainer's own, on every rank for itself, and
 #: ChainerMN's, with the whole model and a share of each batch on every rank.

@@ -61,45 +61,26 @@ class MLP(chainer.Chain):
 
 def main():
     parser = argparse.ArgumentParser(description='Chainer example: MNIST')
-    parser.add_argument('--batchsize', '-b', type=int, default=8)
-    parser.add_argument('--epoch', '-e', type=int, default=3)
     parser.add_argument('--gpu', '-g', type=int, default=-1)
-    parser.add_argument('--out', '-o', default='result')
-    parser.add_argument('--resume', '-r', default='')
     args = parser.parse_args()
     print('GPU: {}'.format(args.gpu))
     np.random.seed(0)
     model = L.Classifier(MLP(8, 3))
-    if args.gpu >= 0:
-        chainer.cuda.get_device(args.gpu).use()
-        model.to_gpu()
     optimizer = chainer.optimizers.Adam()
     optimizer.setup(model)
     x = np.random.rand(32, 6).astype(np.float32)
     t = (x.sum(axis=1) * 3).astype(np.int) % 3
     data = chainer.datasets.TupleDataset(x, t.astype(np.int32))
     train, test = chainer.datasets.split_dataset_random(data, 24, seed=0)
-    train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
+    train_iter = chainer.iterators.SerialIterator(train, 8)
     test_iter = chainer.iterators.SerialIterator(
-        test, args.batchsize, repeat=False, shuffle=False)
+        test, 8, repeat=False, shuffle=False)
     updater = training.StandardUpdater(train_iter, optimizer, device=args.gpu)
-    trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
+    trainer = training.Trainer(updater, (3, 'epoch'))
     trainer.extend(extensions.Evaluator(test_iter, model, device=args.gpu))
-    trainer.extend(extensions.dump_graph('main/loss'))
-    trainer.extend(extensions.snapshot(), trigger=(args.epoch, 'epoch'))
     trainer.extend(extensions.LogReport())
-    if extensions.PlotReport.available():
-        trainer.extend(extensions.PlotReport(
-            ['main/loss', 'validation/main/loss'], 'epoch',
-            file_name='loss.png'))
-    trainer.extend(extensions.PrintReport(
-        ['epoch', 'main/loss', 'validation/main/loss', 'main/accuracy',
-         'validation/main/accuracy', 'elapsed_time']))
-    trainer.extend(extensions.ProgressBar(update_interval=2))
-    if args.resume:
-        chainer.serializers.load_npz(args.resume, trainer)
     trainer.run()
-    chainer.serializers.save_npz(args.out + '/model.npz', model)
+    chainer.serializers.save_npz('result/model.npz', model)
 
 
 if __name__ == '__main__':

@@ -1,17 +1,19 @@
 """``run --snapshots`` gives scripts snapshots, and has them go on."""
+import os
 import re
 
 from chainer_fp8pipe.report.record import read_record
 
 import pytest
 
-from tests.forks import run_in_forks, script_folders
-from tests.ranks import run_script
+from tests.ranks import on_ranks
+from tests.runs import run_here
 
 #: What a script without ChainerMN trains; TRAINERS of them.
 SERIAL = '''
 import os
 import chainer, numpy
+from mpi4py import MPI
 import chainer.functions as F, chainer.links as L
 from chainer import training
 from chainer.training import extensions
@@ -30,6 +32,8 @@ for number in range(TRAINERS):
     @training.make_extension(trigger=(1, 'iteration'))
     def stop(trainer):
         if [number, trainer.updater.iteration] == STOP:
+            if MPI.COMM_WORLD.size > 1:
+                raise ValueError
             raise SystemExit(7)
     trainer.extend(stop)
     trainer.run()
@@ -55,11 +59,10 @@ def script(stop, trainers=1, more=''):
             .replace('TRAINERS', str(trainers)))
 
 
-def run(folder, stop, *options, ranks=1, code=0, before='', **given):
-    (folder / 'train.py').write_text(before + script(stop, **given))
-    done = run_script(ranks, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
-                      'saved', '--every', '6 iterations', *options,
-                      'train.py', cwd=folder)
+def run(comm, folder, stop, *options, code=0, before='', **given):
+    done = run_here(comm, folder, before + script(stop, **given),
+                    '--snapshots', 'saved', '--every', '6 iterations',
+                    *options)
     assert done.returncode == code, done.stderr
     return done
 
@@ -69,40 +72,40 @@ def ends(done):
     return re.findall(r'from (\d) \[(\d*)\] weights (\[.*\])', done.stdout)
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture(scope='module')
-def undisturbed(tmp_path_factory):
-    """What a run of two Trainers says that nothing has stopped."""
-    folder = tmp_path_factory.mktemp('undisturbed')
-    done = run(folder, (9, 9), trainers=2)
-    assert '; the training begins\n' in done.stderr
-    assert names(folder / 'saved') == [
+@on_ranks(1)
+def test_each_trainer_goes_on_from_its_own_snapshot(comm, tmp_path):
+    """In whatever directory; or begins anew, if all are damaged."""
+    whole = run(comm, tmp_path / 'whole', (9, 9), trainers=2)
+    assert '; the training begins\n' in whole.stderr
+    assert sorted(os.listdir(tmp_path / 'whole/saved')) == [
         '2', 'snapshot_iter_18.ranks', 'snapshot_iter_20.ranks',
         'trainers.json']
-    return ends(done)
-
-
-def test_each_trainer_goes_on_from_its_own_snapshot_in_whatever_directory(
-        tmp_path, undisturbed):
-    run(tmp_path, (1, 9), trainers=2, code=7, before=MOVING)
-    again = run(tmp_path, (9, 9), trainers=2, before=MOVING)
+    moved = tmp_path / 'moved'
+    run(comm, moved, (1, 9), trainers=2, code=7, before=MOVING)
+    again = run(comm, moved, (9, 9), trainers=2, before=MOVING)
     assert [found[1] for found in ends(again)] == ['', '7']
     assert [found[2] for found in ends(again)] == [
-        found[2] for found in undisturbed]
+        found[2] for found in ends(whole)]
     assert 'goes on after update 6' in again.stderr
+    damaged = tmp_path / 'damaged'
+    run(comm, damaged, (0, 9), code=7)
+    (damaged / 'saved/snapshot_iter_6.ranks/rank0of1.npz').write_bytes(
+        b'cut off')
+    again = run(comm, damaged, (0, 30))
+    assert 'snapshot_iter_6.ranks is not whole' in again.stderr
+    assert 'the training begins anew\n' in again.stderr
+    assert '.py:' not in again.stderr
+    assert ends(again) == ends(whole)[:1]
 
 
-def test_a_pipeline_goes_on_from_its_snapshot(tmp_path):
+@on_ranks(2)
+def test_a_pipeline_goes_on_from_its_snapshot(comm, tmp_path):
     losses = []
     for name, stops in ('whole', [(9, 9)]), ('cut', [(0, 15), (9, 9)]):
         folder = tmp_path / name
-        folder.mkdir()
         for stop in stops:
-            done = run(folder, stop, '--pipeline', '2', '--micro-batches',
-                       '2', ranks=2, code=0 if stop == (9, 9) else 7, more="""
+            done = run(comm, folder, stop, '--pipeline', '2',
+                       '--micro-batches', '2', code=stop == (0, 15), more="""
     class Counts:
         trigger, count = (1, 'iteration'), 0
         def __call__(self, trainer):
@@ -120,18 +123,6 @@ def test_a_pipeline_goes_on_from_its_snapshot(tmp_path):
     assert losses[0] == losses[1]
 
 
-def test_a_run_whose_snapshots_are_all_damaged_begins_anew(
-        tmp_path, undisturbed):
-    run(tmp_path, (0, 9), code=7)
-    (tmp_path / 'saved/snapshot_iter_6.ranks/rank0of1.npz').write_bytes(
-        b'cut off')
-    again = run(tmp_path, (0, 30))
-    assert 'snapshot_iter_6.ranks is not whole' in again.stderr
-    assert 'the training begins anew\n' in again.stderr
-    assert '.py:' not in again.stderr
-    assert ends(again) == undisturbed[:1]
-
-
 RESUMES_ITSELF = '''
     if os.path.exists('mine.npz'):
         chainer.serializers.load_npz('mine.npz', trainer)
@@ -143,35 +134,31 @@ RESUMES_ITSELF = '''
 @pytest.mark.parametrize(('stop', 'said', 'first'), [
     (16, 'goes on after update 15, as the script says', '16'),
     (19, 'goes on after update 18', '19')])
+@on_ranks(1)
 def test_the_newer_of_the_scripts_snapshot_and_the_jobs_counts(
-        tmp_path, stop, said, first):
-    run(tmp_path, (0, stop), more=RESUMES_ITSELF, code=7)
-    again = run(tmp_path, (9, 9), more=RESUMES_ITSELF)
+        comm, tmp_path, stop, said, first):
+    run(comm, tmp_path, (0, stop), more=RESUMES_ITSELF, code=7)
+    again = run(comm, tmp_path, (9, 9), more=RESUMES_ITSELF)
     assert said in again.stderr
     assert ends(again)[0][1] == first
 
 
-def test_a_script_of_which_no_snapshot_is_good_is_told_or_refused(
-        tmp_path_factory):
-    cases = [
+@on_ranks(1)
+def test_a_script_of_which_no_snapshot_is_good_is_refused(comm, tmp_path):
+    for number, (lines, code, said) in enumerate([
         (phases("""
 for name, rate in ('first', 0.5), ('second', 0.01):
     run(name, 'out', rate, 8)""", 99, 'pass'), 2,
          'a second Trainer has out=out at the same place'),
-        (script((9, 9), trainers=0), 0, 'the script has run no '
-         'chainer.training.Trainer, so --snapshots and --report have kept '
-         'nothing'),
         ('''
 import chainer, numpy
 model = chainer.links.Classifier(chainer.links.Linear(3, 2))
 optimizer = chainer.optimizers.SGD().setup(model)
 optimizer.update(model, numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i'))
 print('an update')
-''', 2, '--snapshots would keep nothing')]
-    folders = script_folders(tmp_path_factory, [case[0] for case in cases])
-    for (_, code, said), done in zip(cases, run_in_forks(
-            ['run', '--snapshots', 'saved', '--every', '5m', 'script.py'],
-            folders), strict=True):
+''', 2, '--snapshots and --report would keep nothing')]):
+        done = run_here(comm, tmp_path / str(number), lines, '--snapshots',
+                        'saved', '--every', '5m')
         assert done.returncode == code, done.stderr
         assert said in done.stderr
         assert 'an update' not in done.stdout
@@ -195,7 +182,7 @@ def trainer_of(out, rate, last, inner=False):
         if os.path.exists('die') and [rate, trainer.updater.iteration] == [
                 0.01, DIES] and not inner:
             os.remove('die')
-            os._exit(9)
+            raise SystemExit(9)
     trainer.extend(die, trigger=(1, 'iteration'), priority=-900)
     return trainer, model
 def run(name, *given):
@@ -233,34 +220,28 @@ def phases(lines, stop, inside):
             .replace('DIES', str(stop)))
 
 
-def run_phases(folder, what, dies=True):
-    (folder / 's.py').write_text(phases(*LEFT_OUT[what]))
-    if dies:
-        (folder / 'die').touch()
-    done = []
-    for _ in range(1 + dies):
-        done.append(run_script(
-            1, '-m', 'chainer_fp8pipe', 'run', '--snapshots', 'saved',
-            '--every', '2 iterations', 's.py', cwd=folder))
-    return done
+@on_ranks(1)
+def test_a_trainer_goes_on_from_none_but_its_own_snapshot(comm, tmp_path):
+    for what, case in LEFT_OUT.items():
+        def start(name, code=0, what=what, case=case):
+            done = run_here(comm, tmp_path / f'{what} {name}', phases(*case),
+                            '--snapshots', 'saved', '--every',
+                            '2 iterations')
+            assert done.returncode == code, done.stderr
+            return done
+        whole = start('whole').stdout
+        (tmp_path / f'{what} parts').mkdir()
+        (tmp_path / f'{what} parts/die').touch()
+        first, second = start('parts', 9), start('parts')
+        assert first.stdout + second.stdout == whole
+        assert ('goes on after' in second.stderr) == (case[1] > 1)
 
 
-@pytest.mark.parametrize('what', LEFT_OUT)
-def test_a_trainer_goes_on_from_none_but_its_own_snapshot(tmp_path, what):
-    for name in 'whole', 'parts':
-        (tmp_path / name).mkdir()
-    whole, = run_phases(tmp_path / 'whole', what, dies=False)
-    first, second = run_phases(tmp_path / 'parts', what)
-    assert (whole.returncode, first.returncode, second.returncode) == (
-        0, 9, 0), second.stderr
-    assert first.stdout + second.stdout == whole.stdout
-    assert ('goes on after' in second.stderr) == (LEFT_OUT[what][1] > 1)
-
-
-def test_what_the_package_measures_is_no_training_of_the_script(tmp_path):
-    done = run(tmp_path, (9, 9), before="""
+@on_ranks(1)
+def test_what_the_package_measures_is_no_training_of_the_script(
+        comm, tmp_path):
+    done = run(comm, tmp_path, (9, 9), before="""
 import chainer, numpy
-from mpi4py import MPI
 from chainer_fp8pipe.chains.measure import optimizer_arrays
 optimizer_arrays(chainer.optimizers.SGD(), 'f', chainer.get_device('@numpy'))
 print('measured')
@@ -268,24 +249,23 @@ print('measured')
     assert 'measured' in done.stdout
 
 
-@pytest.mark.parametrize(('ranks', 'trainers', 'options'), [
-    (1, 2, ()), (2, 1, ('--pipeline', '2'))])
-def test_a_report_of_each_trainer_is_where_the_option_says(
-        tmp_path, ranks, trainers, options):
-    (tmp_path / 'train.py').write_text(script((-1, 0), trainers))
-    done = run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *options,
-                      '--report', 'said', 'train.py', cwd=tmp_path)
+@on_ranks(1, 2)
+def test_a_report_of_each_trainer_is_where_the_option_says(comm, tmp_path):
+    trainers = 3 - comm.size
+    done = run_here(comm, tmp_path, script((-1, 0), trainers), '--report',
+                    'said', *['--pipeline', 2] * (comm.size > 1))
     assert done.returncode == 0, done.stderr
     for folder in ('said', 'said/2')[:trainers]:
         assert (tmp_path / folder / 'report.html').exists()
         found = read_record(str(tmp_path / folder)).intervals
-        assert {one.rank for one in found} == {*range(ranks)}
+        assert {one.rank for one in found} == {*range(comm.size)}
     assert done.stdout.count('page: ') == trainers
 
 
+@on_ranks(2)
 def test_shares_that_are_drawn_without_a_seed_are_those_of_the_first_start(
-        tmp_path):
-    (tmp_path / 'train.py').write_text("""
+        comm, tmp_path):
+    said = [run_here(comm, tmp_path, """
 import chainermn
 comm = chainermn.create_communicator('naive')
 shares = [chainermn.scatter_dataset(list(range(50)), comm, shuffle=True)
@@ -293,18 +273,15 @@ shares = [chainermn.scatter_dataset(list(range(50)), comm, shuffle=True)
 found = comm.mpi_comm.gather([list(share) for share in shares])
 if comm.rank == 0:
     print(found)
-""")
-    said = [run_script(2, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
-                       'saved', 'train.py', cwd=tmp_path).stdout
-            for _ in range(2)]
+""", '--snapshots', 'saved').stdout for _ in range(2)]
     assert len(said[0]) > 200
     assert said[0] == said[1]
 
 
-def test_what_cannot_be_written_is_refused_once_at_the_start(tmp_path):
-    (tmp_path / 'train.py').write_text("print('begins')")
-    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
-                      'train.py/saved', 'train.py', cwd=tmp_path)
+@on_ranks(2)
+def test_what_cannot_be_written_is_refused_once_at_the_start(comm, tmp_path):
+    done = run_here(comm, tmp_path, "print('begins')", '--snapshots',
+                    'script.py/saved')
     assert done.returncode == 2
     assert done.stderr.count('saved: Not a directory') == 1
     assert 'begins' not in done.stdout

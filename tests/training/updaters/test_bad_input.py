@@ -15,15 +15,15 @@ import pytest
 from chainermn.links import MultiNodeBatchNormalization
 from mpi4py import MPI
 
-from tests.ranks import on_ranks
-from tests.training.trainers import Job
-from tests.training.updaters.networks import Plain, dataset
-from tests.training.updaters.partitions import (
+from tests.models.judge import (
     Batches,
     as_it_is,
     plan_of,
     updater_of,
 )
+from tests.ranks import on_ranks
+from tests.training.trainers import Job
+from tests.training.updaters.networks import Plain, dataset
 
 X = np.random.RandomState(0).randn(8, 4).astype('f')
 

@@ -20,8 +20,8 @@ import chainermn
 import numpy as np
 import pytest
 
+from tests.models.judge import plan_of
 from tests.ranks import on_ranks
-from tests.training.updaters.partitions import plan_of
 
 X = np.random.RandomState(0).rand(8, 4).astype('f')
 T = (np.arange(8) % 3).astype('i')

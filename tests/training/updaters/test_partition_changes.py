@@ -11,9 +11,8 @@ import chainermn
 import numpy
 import pytest
 
-from tests.ranks import on_ranks
-from tests.training.updaters import partitions
-from tests.training.updaters.partitions import (
+from tests.models import judge
+from tests.models.judge import (
     Both,
     close,
     gradients,
@@ -23,9 +22,10 @@ from tests.training.updaters.partitions import (
     serially,
     updater_of,
 )
+from tests.ranks import on_ranks
 
 plan_of = functools.partial(
-    partitions.plan_of, [[f'/{name}/W', f'/{name}/b'] for name in 'abcd'])
+    judge.plan_of, [[f'/{name}/W', f'/{name}/b'] for name in 'abcd'])
 PLANS = {
     'two stages': plan_of('/c/W'),
     'again before backward': plan_of('/c/W', again=True),
@@ -332,7 +332,7 @@ class Returning(Layers):
 @on_ranks(2)
 def test_parameters_may_come_later_but_not_from_another_stage(comm):
     """What needs one elsewhere is refused on all ranks; others train on."""
-    both = Both(comm, Returning, batch_of(), plan=partitions.plan_of(
+    both = Both(comm, Returning, batch_of(), plan=judge.plan_of(
         [['/late/W', '/late/b'],
          *([f'/{name}/W', f'/{name}/b'] for name in 'abcd')], '/c/W'))
     both.update()

@@ -7,8 +7,7 @@ import chainer.links as L
 import numpy
 import pytest
 
-from tests.ranks import on_ranks
-from tests.training.updaters.partitions import (
+from tests.models.judge import (
     Both,
     close,
     own,
@@ -16,6 +15,7 @@ from tests.training.updaters.partitions import (
     running,
     updater_of,
 )
+from tests.ranks import on_ranks
 
 DRAW = numpy.random.RandomState(0)
 BATCH = (DRAW.randn(8, 4).astype('f'),

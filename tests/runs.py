@@ -1,0 +1,82 @@
+"""Runs scripts in this process, by ``run`` or as Python does.
+
+A start of ``mpiexec`` takes seconds; ranks of the tests are there already.
+"""
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from chainer_fp8pipe.__main__ import main
+from chainer_fp8pipe.compat.old_names import run_main
+from chainer_fp8pipe.intercept.training_objects import LIBRARIES
+from chainer_fp8pipe.training.unmodified import additions, launch
+
+import pytest
+from mpi4py import MPI
+
+
+@contextlib.contextmanager
+def _process(folder: Path) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """A block in a folder, and what is printed in it, whose end undoes it."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(
+            io.StringIO()) as out, contextlib.redirect_stderr(
+                io.StringIO()) as said:
+        patch.chdir(folder)
+        patch.setitem(sys.modules, '__main__', sys.modules['__main__'])
+        for name, value in (('argv', ['script.py']), ('path', [*sys.path]),
+                            ('excepthook', sys.excepthook)):
+            patch.setattr(sys, name, value)
+        # The lines of the tests are no script's.
+        patch.setattr(additions, 'LIBRARIES', LIBRARIES | {'tests'})
+        linecache.clearcache()
+        # Ranks that share cores may be late.
+        patch.setattr(launch, '_PATIENCE', 300)
+        yield out, said
+
+
+def run_here(comm: MPI.Comm, folder: Path, script: str, *options: Any
+             ) -> SimpleNamespace:
+    """``run *options script.py`` on these ranks, which must be all.
+
+    A script that raises must do so on all ranks.
+
+    Returns:
+        ``stdout`` and ``stderr`` of all ranks, one after the other, and this
+        rank's ``returncode``.
+    """
+    if comm.rank == 0:
+        folder.mkdir(exist_ok=True)
+        (folder / 'script.py').write_text(script)
+    comm.Barrier()
+    code: Any = 0
+    with _process(folder) as (out, said):
+        try:
+            main(['run', *map(str, options), 'script.py'])
+        except SystemExit as end:
+            code = end.code or 0
+        except Exception:
+            code = 1
+            # One that ends all ranks would end the tests.
+            (sys.excepthook if comm.size == 1 else traceback.print_exception)(
+                *sys.exc_info())
+    return SimpleNamespace(returncode=code, **{
+        name: ''.join(comm.allgather(text.getvalue()))
+        for name, text in (('stdout', out), ('stderr', said))})
+
+
+def run_alone(folder: Path, script: str) -> dict[str, Any]:
+    """A script's variables, and its ``stdout``, with old names only."""
+    found = {'__name__': '__main__'}
+    folder.mkdir(exist_ok=True)
+    (folder / 'script.py').write_text(script)
+    with _process(folder) as (out, _):
+        run_main('script.py', found)
+    return {**found, 'stdout': out.getvalue()}
