@@ -7,18 +7,19 @@
 # variables, placeholders and what copy.deepcopy refuses (threads, files, other
 # ranks) stay as they are.
 #
-# In a step, an LSTM's state, say, is a placeholder.  The next batch's same
-# micro-batch goes on from it: the rank that has made the value has kept it.
-# The gradient ends there, as after Chainer's `unchain_backward`.  Python's own
-# things (a counter, a list of numbers) go on from micro-batch to micro-batch,
-# as in one process.
+# In a step, the next batch's same micro-batch goes on from what the samples of
+# this one have left: an LSTM's state, which is a placeholder, and whose maker
+# has kept it; or their raw arrays.  The gradient ends there, as after
+# Chainer's `unchain_backward`.  A computed value without samples, such as a
+# running mean, is refused.  Python's own things (a counter, a list of numbers)
+# go on from micro-batch to micro-batch, as in one process.
 from __future__ import annotations
 
 import collections
 import contextlib
 import copy
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -90,16 +91,6 @@ def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:
         numpy.random.RandomState, numpy.random.BitGenerator, random.Random))]
 
 
-def state_of(generator: Any) -> Any:
-    """A generator's state, for :func:`set_state`."""
-    return generator.__getstate__()
-
-
-def set_state(generator: Any, state: Any) -> None:
-    """Sets a generator to another one's state."""
-    generator.__setstate__(state)
-
-
 class State:
     """What links keep, from step to step."""
 
@@ -128,32 +119,60 @@ class State:
         self._from, self._left = self._kept.pop(step, []), self.left
         self._kept[step] = []
 
-    def resume(self, number: int) -> None:
-        """Gives links what they kept of the last batch's micro-batch."""
+    def resume(self, number: int, arrays: Sequence[Any] = ()) -> None:
+        """Gives links what they kept of the last batch's micro-batch.
+
+        ``arrays`` of this one, or lists with an item for each sample.
+        """
         self._restore()
+        self._number, self._arrays = number, arrays
+        self._forms = set(map(_form_of, _arrays_in(arrays)))
         self._resumed = self._from[number] if number < len(
             self._from) else {}
         for (path, name), value in self._resumed.items():
             vars(self._links[path])[name] = _copied(value)
 
     def _of(self, program: Any) -> dict[Attribute, Any]:
-        """Attributes with placeholders of a program; None: of any."""
+        """Attributes with values of a program's samples; None: of any."""
         return {(path, name): value for path, link in self._links.items()
                 for name, value in vars(link).items()
-                if value is not self._before[path].get(name)
+                if value is not (before := self._before[path].get(name))
                 and name not in CHAINERS | link._params | link._persistent
-                and any(is_placeholder(array) and (
-                    program is None or array.program is program)
-                    for array in map(nested.array_of,
-                                     nested.leaves(value)[0]))}
+                and self._is_of(program, value, before)}
+
+    def _is_of(self, program: Any, value: Any, before: Any) -> bool:
+        arrays = _arrays_in(value)
+        if any(is_placeholder(array) and program in (None, array.program)
+               for array in arrays):
+            return True
+        return not self._forms.isdisjoint(map(_form_of, arrays)) and (
+            not _is_same(before, value))
 
     def note(self, program: Any) -> dict[Attribute, Any]:
-        """Notes, and returns, what links keep of a micro-batch."""
+        """Notes, and returns, what links keep of a micro-batch.
+
+        Raises:
+            ValueError: It would go on from that of another micro-batch.
+        """
         found = {key: _copied(value) for key, value
                  in self._of(program).items()}
         self._changed |= found.keys()
+        for path, name in sorted(self.read & found.keys()):
+            if self._number and any(
+                    is_placeholder(array)
+                    and len(self._arrays[0]) not in array.shape
+                    for array in _arrays_in(found[path, name])):
+                raise ValueError(
+                    f'link {path} keeps {name!r} for the next batch, computed '
+                    'of all samples together, which micro-batches would do '
+                    'each for itself; train with micro_batches=1 '
+                    '(--micro-batches 1), or keep it in a persistent array of '
+                    'a link marked with chainer_fp8pipe.atomic')
         self.keep(program, found)
-        self._kept[self._step].append({**self._resumed, **program.kept})
+        self._kept[self._step].append({
+            **self._resumed, **program.kept, **{
+                key: value for key, value in found.items()
+                if not any(map(is_placeholder, _arrays_in(value)))}})
         return found
 
     def keep(self, program: Any, found: dict[Attribute, Any]) -> None:
@@ -187,6 +206,16 @@ class State:
             own.pop(name, None)
             if name in before:
                 own[name] = _copied(before[name])
+
+
+def _arrays_in(value: Any) -> list[Any]:
+    return list(map(nested.array_of, nested.leaves(value)[0]))
+
+
+def _form_of(array: Any) -> Any:
+    """Equal for arrays of the same samples, and not for a mean of them."""
+    return None if array is None else (
+        array.shape[:1], array.ndim, array.dtype)
 
 
 def _copied(value: Any) -> Any:

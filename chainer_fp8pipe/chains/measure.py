@@ -1,7 +1,8 @@
-"""One call, run alone for its shapes, its time and its memory."""
+"""What calls give and cost, found out by making them alone."""
 # Chainer has no shape inference, so a call of a form that was not seen before
-# is run alone, on made-up values; what was found (`Figures`) serves all calls
-# of this form (`key_of`).
+# (`_key_of`) is made alone, on made-up values.  What was found (`Figures`)
+# serves all calls of this form.  A link or function that runs as one call is
+# made on two kinds of values, as numbers that it returns must not be of data.
 from __future__ import annotations
 
 import contextlib
@@ -16,19 +17,33 @@ from typing import Any
 
 import chainer
 import numpy
+from chainer.links import BatchNormalization
 
+from ..intercept.function_calls import Interceptor, intercepting
 from ..intercept.training_objects import own_work
 from ..pipeline.backprop import SEPARABLE
+from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import preserved
-from . import nested
+from . import collectives, nested
+from .attributes import on_copies
 from .calls import Value
-from .functions import CHAINERS, PLAIN, again, attributes_of, kind_of
+from .deferred import place_array
+from .functions import (
+    CHAINERS,
+    PLAIN,
+    again,
+    attributes_of,
+    ignored_label,
+    kind_of,
+)
+from .names import Names
 from .placeholder import (
     PlaceholderError,
     is_placeholder,
     looked_at,
     made_up,
     placeholder,
+    user_line,
 )
 from .whole_call import ArrayCall, WholeCall
 
@@ -44,8 +59,11 @@ _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
 #: Attributes with arrays whose values decide about the output's shape.
 _DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
                        'slices'))
+#: So many forms are kept.
+_FORMS = 4096
 #: Seconds; a shorter call is run so many times more, others once.
 _SHORT, _TIMES = 2e-3, 3
+_NO_BLOCK: Any = contextlib.nullcontext()
 
 
 @dataclass(eq=False)
@@ -75,17 +93,194 @@ class Figures:
     #: that has the labels (None if unknown).
     ignored: tuple[tuple[int, int | None], ...] = ()
     normalises: bool = False        # a batch normalisation runs inside
-    timed: bool = False             # seconds are known
 
 
-def measured(node: Any, inputs: tuple, original: Callable, timed: bool
+class KnownCalls:
+    """The figures of calls that were seen before.
+
+    Args:
+        names: Of the model's links and parameters.
+        pipeline: The ranks over which it is to be cut; None: unknown.
+
+    Attributes:
+        timed: Whether new calls are timed, for which they are made again.
+    """
+
+    timed = False
+
+    def __init__(self, names: Names, pipeline: Any) -> None:
+        self._names, self._pipeline = names, pipeline
+        self._found: dict[Any, Figures] = {}
+
+    def figures(self, node: Any, inputs: tuple, original: Callable, link: str
+                ) -> Figures:
+        """The figures of a call, which is made on made-up values if new.
+
+        Raises:
+            PlaceholderError: What it gives depends on data.
+        """
+        own = attributes_of(node)
+        key = _key_of(node, own, inputs)
+        found = self._found.pop(key, None) or self._measured(
+            node, own, inputs, original, link)
+        if key is not None:
+            self._found[key] = found        # the last one is the latest
+            if len(self._found) > _FORMS:
+                del self._found[next(iter(self._found))]
+        return found
+
+    def _measured(self, node: Any, own: dict[str, Any], inputs: tuple,
+                  original: Callable, link: str) -> Figures:
+        twin, whole = again(node, own), isinstance(node, WholeCall)
+        attributes_of(twin).update({
+            name: _with_real(value) for name, value in own.items()
+            if name not in CHAINERS})
+        with contextlib.ExitStack() as stack:
+            inside = _Inside(self._names, self._pipeline, stack)
+            stack.enter_context(self._names.reporter.scope({}))
+            if whole:
+                stack.enter_context(on_copies(self._names.links))
+            run = getattr(node, 'run', None)
+            for one in run.params() if isinstance(run, chainer.Link) else ():
+                inside.fill(one)
+            stack.enter_context(intercepting(inside))
+            if isinstance(node, ArrayCall):
+                self._refuse_looks(twin, inputs, original, link)
+            found = _figures(twin, inputs, original, self.timed)
+        label = ignored_label(node)
+        found.ignored = (((label, 1),) if label is not None else
+                         inside.labels(inputs) if whole else ())
+        found.inner = tuple(sorted(inside.seen))
+        found.once, found.normalises = inside.once, inside.normalises
+        return found
+
+    def _refuse_looks(self, node: Any, inputs: tuple, original: Callable,
+                      where: str) -> None:
+        """Raises an error if what is no array depends on data.
+
+        What the call gives, or what a link keeps; or if a function of arrays
+        writes to one, or gives arrays of another shape.
+        """
+        whole, links = isinstance(node, WholeCall), self._names.links
+        one = next(filter(is_placeholder, map(nested.array_of, inputs)), None)
+        given: list[list[str]] = []
+        kept: list[set[Any]] = []
+        for otherwise in (False, True):
+            twin = again(node, attributes_of(node))
+            try:
+                with preserved(), numpy.errstate(all='ignore'), (
+                        on_copies(links) if whole else _NO_BLOCK):
+                    outs = original(twin, _made_up_inputs(inputs, otherwise))
+                    kept.append({(path, name, repr(value))
+                                 for path, link in links.items()
+                                 for name, value in vars(link).items()
+                                 if isinstance(value, PLAIN) and whole})
+            except (IndexError, ValueError) as error:
+                if not whole and any(text in str(error) for text in (
+                        'read-only', 'output array is not acceptable')):
+                    raise looked_at(
+                        one, f'{node.label}, which writes,') from None
+                if whole or not otherwise:
+                    raise
+                return              # 1 is no index
+            given.append(_constants(twin.result[0]) + [
+                str(out.shape) for out in outs if not whole])
+        if not whole and (given[0] != given[1] or 'leaf' not in given[0]):
+            raise looked_at(one, f'the form of what {node.label} gives')
+        beside = ', '.join(set(given[0]) - set(given[1]))
+        for what in [*[f'what {where} returns beside arrays ({beside})'
+                       ] * (given[0] != given[1]), *(
+                f'link {path} keeps a number in {name!r}, which'
+                for path, name, _ in kept[0] - kept[1])]:
+            raise PlaceholderError(
+                f'{user_line()}: {what} depends on data that other ranks '
+                'have not got. Return or keep a variable or an array, or '
+                'mark a function around its use, too: '
+                'chainer_fp8pipe.atomic(function)')
+
+
+def _constants(tree: Any) -> list[str]:
+    """Numbers and texts in the tree of a result, and its form."""
+    kind, content = tree
+    if kind == 'constant':
+        return [repr(content) if isinstance(content, PLAIN)
+                else type(content).__name__]
+    if kind == 'leaf':
+        return ['leaf']
+    items = [item for _, item in content] if kind is dict else content
+    return [kind.__name__, *(one for item in items
+                             for one in _constants(item))]
+
+
+class _Inside(Interceptor):
+    """Sees what runs inside of a call that is made on made-up values.
+
+    Args:
+        names: Of the model.
+        pipeline: As for :class:`KnownCalls`.
+        stack: Takes made-up values back from parameters.
+    """
+
+    def __init__(self, names: Names, pipeline: Any,
+                 stack: contextlib.ExitStack) -> None:
+        self._names, self._pipeline, self._stack = names, pipeline, stack
+        self.seen: set[str] = set()             # paths of parameters
+        self.once = self.normalises = False     # see Figures
+        self._ignored: list[tuple[int, Any]] = []
+
+    def fill(self, parameter: chainer.Parameter) -> None:
+        """Gives a parameter that is used made-up values."""
+        name, array = self._names.of(parameter), parameter._data[0]
+        if name is not None:
+            self.seen.add(name)
+        if is_placeholder(array):
+            self._stack.callback(place_array, parameter, array)
+            place_array(parameter, made_up(array))
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        self.normalises |= isinstance(link, BatchNormalization)
+        self.once |= bool(why_once(link))
+        return original(link, *args, **kwargs)
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        for x in inputs:
+            if isinstance(x, chainer.Parameter):
+                self.fill(x)
+        label = ignored_label(node)
+        if label is not None:
+            self.leave_out(inputs[1], label)
+        return original(node, inputs)
+
+    def communicate(self, name: str, comm: Any,
+                    answer: Callable[[], Any] | None,
+                    original: Callable[[], Any]) -> Any:
+        return collectives.answered(name, comm, answer, self._pipeline)
+
+    def leave_out(self, labels: Any, label: int) -> None:
+        self._ignored.append((label, nested.array_of(labels)))
+
+    def labels(self, inputs: tuple) -> tuple[tuple[int, int | None], ...]:
+        """See :attr:`.Figures.ignored`."""
+        if not self._ignored:
+            return ()
+        label, labels = self._ignored[0]
+        several = len({id(array) for _, array in self._ignored}) > 1
+        return ((label, next((
+            index for index, x in enumerate(() if several else inputs)
+            if (array := nested.array_of(x)) is labels or (
+                labels is not None and array.size == labels.size
+                and getattr(labels, 'base', None) is array)), None)),)
+
+
+def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
              ) -> Figures:
-    """The figures of a call, which is run alone on made-up values."""
-    own = dict(attributes_of(node))
+    """The figures of a call, which is made alone on made-up values."""
+    own, kind = dict(attributes_of(node)), kind_of(node).__name__
     try:
-        call = Figures(node.label, timed=timed)
+        call = Figures(node.label)
     except PlaceholderError:    # it would name a number that it computes with
-        call = Figures(kind_of(node).__name__, timed=timed)
+        call = Figures(kind)
     call.deferrable = type(node) in SEPARABLE and any(
         isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
     arrays = {name: value.copy() for name, value in own.items() if isinstance(
@@ -97,8 +292,8 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
         after: Any = numpy.random.get_state()
         # Whether a whole function draws may depend on data.
         call.draws = bool(before[2] != after[2] or (
-            before[1] != after[1]).any()) or isinstance(node, WholeCall) or (
-            kind_of(node).__name__ in _DRAWING)
+            before[1] != after[1]).any()) or isinstance(
+                node, WholeCall) or kind in _DRAWING
         call.writes = tuple([
             name for name, value in arrays.items()
             if bool((own[name] != value).any())])
@@ -114,7 +309,7 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
 def _run(call: Figures, node: Any, inputs: tuple, original: Callable
          ) -> tuple[float, float]:
     """Notes what a call gives and keeps; seconds forward and backward."""
-    arguments = made_up_inputs(inputs)
+    arguments = _made_up_inputs(inputs)
     now = clock_of(chainer.backend.get_device_from_array(
         *map(nested.array_of, arguments)))
     tracemalloc.reset_peak()
@@ -193,39 +388,25 @@ def _note_outputs(call: Figures, node: Any, arguments: tuple, outs: tuple
         call.form = node.result
 
 
-def made_up_inputs(inputs: tuple, otherwise: bool = False) -> tuple:
-    """Inputs with made-up values for placeholders, or with other ones."""
-    def real(array: Any) -> Any:
-        return made_up(array, otherwise) if is_placeholder(array) else array
-    return tuple([
-        chainer.Variable(real(x._data[0]), requires_grad=x.requires_grad)
-        if isinstance(x, chainer.Variable) else real(x) for x in inputs])
+def _real(x: Any, otherwise: bool = False) -> Any:
+    """An array or variable, with made-up values for a placeholder."""
+    array = nested.array_of(x)
+    made = made_up(array, otherwise) if is_placeholder(array) else array
+    return chainer.Variable(made, requires_grad=x.requires_grad) if isinstance(
+        x, chainer.Variable) else made
 
 
-def constants(tree: Any) -> list[str]:
-    """Numbers and texts in the tree of a result, and its form."""
-    kind, content = tree
-    if kind == 'constant':
-        return [repr(content) if isinstance(content, PLAIN)
-                else type(content).__name__]
-    if kind == 'leaf':
-        return ['leaf']
-    items = [item for _, item in content] if kind is dict else content
-    return [kind.__name__, *(one for item in items for one in constants(item))]
+def _made_up_inputs(inputs: tuple, otherwise: bool = False) -> tuple:
+    return tuple([_real(x, otherwise) for x in inputs])
 
 
-def with_real(value: Any) -> Any:
+def _with_real(value: Any) -> Any:
     """A copy of an attribute with made-up arrays for placeholders."""
-    leaves, tree = nested.leaves(value)
-    if not leaves:
-        return value
-    return nested.rebuilt(tree, [
-        found if isinstance(leaf, chainer.Variable) or is_placeholder(leaf)
-        else found.copy() for leaf, found in zip(
-            leaves, made_up_inputs(tuple(leaves)), strict=True)])
+    return nested.mapped(value, lambda leaf: _real(leaf) if isinstance(
+        leaf, chainer.Variable) or is_placeholder(leaf) else leaf.copy())
 
 
-def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
+def _key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
     """A key that only calls of equal shapes and cost share; None: none.
 
     Of Chainer's functions: numbers that are no integers, and the values of
@@ -235,7 +416,7 @@ def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
     exact = not kind.__module__.startswith('chainer.')
     try:
         if issubclass(kind, ArrayCall):
-            about: Any = (_identity(node.run), nested.signature(node.tree),
+            about: Any = (_identity(node.run), _form(node.tree, True),
                           node.kinds)
         elif not exact and kind.__name__ == 'Forget':
             about = _identity(own['func'])

@@ -40,7 +40,7 @@ def rebuilt(tree: Any, values: list[Any]) -> Any:
 def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     """The value with a function's results for its leaves."""
     found, tree = leaves(value)
-    return rebuilt(tree, list(map(function, found)))
+    return rebuilt(tree, list(map(function, found))) if found else value
 
 
 def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
@@ -48,23 +48,6 @@ def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return batch if isinstance(batch, tuple) else (batch,), {}
-
-
-def signature(tree: Any) -> Any:
-    """A hashable form of a tree, equal for trees of equal structure.
-
-    Raises:
-        TypeError: A constant in the tree cannot be hashed.
-    """
-    kind, content = tree
-    if kind == 'leaf':
-        return content
-    if kind == 'constant':
-        hash(content)
-        return type(content), content
-    if kind is dict:
-        return 'dict', tuple((key, signature(item)) for key, item in content)
-    return kind, tuple(map(signature, content))
 
 
 def array_of(value: Any) -> Any:

@@ -16,7 +16,7 @@ from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..report.quantities import parse_bytes, size
 from . import nested
-from .attributes import generators_of, set_state, state_of
+from .attributes import generators_of
 from .calls import order_of
 from .collectives import refuse_plain
 from .cuts import (
@@ -220,7 +220,8 @@ def _recorded(model: Any, function: Callable, example: Any,
 def _share_generators(names: Names, grid: ProcessGrid) -> None:
     """Sets links' generators to the states that they have on stage 0."""
     own, states = _together(grid.comm, lambda: (
-        found := generators_of(names.links), list(map(state_of, found))))
+        found := generators_of(names.links),
+        [one.__getstate__() for one in found]))
     states = grid.pipeline.bcast(states)
 
     def write() -> None:
@@ -229,7 +230,8 @@ def _share_generators(names: Names, grid: ProcessGrid) -> None:
                 f'links keep {len(own)} generators of random numbers here, '
                 f'and {len(states)} on the first stage; build the same model '
                 'on all ranks')
-        list(map(set_state, own, states))
+        for generator, state in zip(own, states, strict=True):
+            generator.__setstate__(state)
     _together(grid.comm, write)
 
 

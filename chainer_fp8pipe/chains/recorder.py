@@ -38,8 +38,7 @@ from .attributes import copied, on_copies, set_attributes
 from .calls import Source, Value
 from .deferred import place_array, set_placeholder
 from .functions import CHAINERS, attributes_of
-from .known_calls import KnownCalls
-from .measure import Figures
+from .measure import Figures, KnownCalls
 from .names import Names
 from .placeholder import (
     PlaceholderError,
@@ -91,13 +90,12 @@ class Recorder:
                 for path, reason in self._reasons.items()]
 
     def record(self, run: Callable[[], Any], place: Place = NOWHERE,
-               timed: bool = False, form: Any = None) -> Program:
+               form: Any = None) -> Program:
         """The program of what ``run`` calls, in a block of `placeholders`.
 
         Args:
             run: Calls the model.
             place: Where in the training that is.
-            timed: Whether calls are timed, for which they are run again.
             form: No link looks at data in a second call of this form that has
                 not done so in the first; None: nobody knows.
 
@@ -106,7 +104,7 @@ class Recorder:
         """
         names, shaped = self.names, len(self.names.shaped)
         while True:
-            one = _Recording(self, Program(names, place), timed)
+            one = _Recording(self, Program(names, place))
             before = None if form in self._forms else copied(names.links)
             try:
                 with names.reporter.scope(one.program.reports), \
@@ -114,7 +112,8 @@ class Recorder:
                     one.program.result = run()
                 one.refuse_placeholders()
             except PlaceholderError as error:
-                found = one.innermost()
+                found = next((name for name in reversed(one.looking)
+                              if name not in self.atomic | {'/'}), None)
                 if found is None:
                     raise
                 self.atomic |= {found}
@@ -189,14 +188,13 @@ class Ahead(chainer.Variable):
 class _Recording(Interceptor):
     """Writes down the calls of one forward pass."""
 
-    def __init__(self, recorder: Recorder, program: Program, timed: bool
-                 ) -> None:
+    def __init__(self, recorder: Recorder, program: Program) -> None:
         self._recorder, self._names = recorder, recorder.names
-        self.program, self._timed = program, timed
+        self.program = program
         self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
         # The links around the first look at data, from the model inwards.
-        self._looking: list[str] | None = None
+        self.looking: list[str] = []
         self._config = dict(vars(LOCAL))
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
@@ -212,7 +210,7 @@ class _Recording(Interceptor):
         self._stack.append(link)
         try:
             if self._names.of(link) in self._recorder.atomic:
-                return self.call_whole(link, args, kwargs)
+                return call_whole(link, args, kwargs)
             if isinstance(link, BatchNormalization) and (
                     type(link) is not BatchRenormalization
                     and chainer.config.train
@@ -220,24 +218,18 @@ class _Recording(Interceptor):
                 return self._normalise(link, args, kwargs, original)
             return original(link, *args, **kwargs)
         except PlaceholderError:
-            if self._looking is None:
-                self._looking = list(filter(None, map(self._names.of,
-                                                      self._stack)))
+            self.looking = self.looking or list(filter(
+                None, map(self._names.of, self._stack)))
             raise
         finally:
             self._stack.pop()
 
     def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
-        return call_whole(function, args, kwargs, self._last_form)
+        return call_whole(function, args, kwargs)
 
     def compute(self, function: Callable, args: Any, kwargs: Any) -> Any:
         """Records a function of NumPy's, or an operator, of placeholders."""
-        return call_whole(function, args, kwargs, self._last_form, ArrayCall)
-
-    def _last_form(self) -> Any:
-        figures = self.program.calls[-1].figures
-        assert figures is not None
-        return figures.form
+        return call_whole(function, args, kwargs, ArrayCall)
 
     def communicate(self, name: str, comm: Any,
                     answer: Callable[[], Any] | None,
@@ -289,26 +281,20 @@ class _Recording(Interceptor):
 
     # --- after the run -------------------------------------------------------
 
-    def innermost(self) -> str | None:
-        """The link to run as one call after a look at data; None: none."""
-        return next((name for name in reversed(self._looking or [])
-                     if name not in self._recorder.atomic and name != '/'),
-                    None)
-
     def refuse_placeholders(self) -> None:
         """Raises an error for values that forward must not set so."""
         for path, link in self._names.links.items():
             for name in link._persistent:
                 value = vars(link).get(name)
                 if is_placeholder(nested.array_of(value)):
-                    self._looking = [path]
+                    self.looking = [path]
                     raise PlaceholderError(
                         f'link {path} sets its persistent {name!r} to '
                         f'{value!r}, so that the link cannot be cut')
         for path, parameter in self._names.parameters.items():
             before = self._arrays[path]
             if before is not None and before is not parameter._data[0]:
-                self._looking = [path.rpartition('/')[0] or '/']
+                self.looking = [path.rpartition('/')[0] or '/']
                 place_array(parameter, before)
                 raise PlaceholderError(
                     f'forward sets the array of parameter {path}; mark the '
@@ -335,7 +321,7 @@ class _Recording(Interceptor):
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
         figures = self._recorder.known.figures(
-            node, inputs, original, self._timed, self._link())
+            node, inputs, original, self._link())
         number = len(program.calls)     # after what an earlier batch gave
         for label, index in figures.ignored:
             self.leave_out(None if index is None else inputs[index], label)
@@ -366,16 +352,26 @@ class _Recording(Interceptor):
             call.config = {
                 name: value for name, value in vars(LOCAL).items()
                 if name not in self._config or self._config[name] != value}
-        results = []
-        for key, form in figures.forms.items():
-            array = remade(form, source=Source(number, key), program=program)
-            if type(key) is int:
-                results.append(_ahead(array, figures.outputs[key].wants))
-            else:
-                own[str(key)] = array       # it may be read
-        call.results = tuple(results)
+        call.results = self._results(own, figures)
         program.calls.append(call)
         return call.results
+
+    def _results(self, own: dict[str, Any], figures: Figures
+                 ) -> tuple[chainer.Variable, ...]:
+        """Placeholders of what the next call gives; also as attributes."""
+        results = []
+        for key, form in figures.forms.items():
+            array = remade(form, source=Source(len(self.program.calls), key),
+                           program=self.program)
+            if type(key) is int:
+                made = _variable(array, figures.outputs[key].wants)
+                made.__class__ = Ahead
+                results.append(made)
+            else:
+                own[str(key)] = array       # it may be read
+        if figures.form is not None:
+            own['result'] = figures.form
+        return tuple(results)
 
     def _link(self) -> str:
         return self._names.of(self._stack[-1]) or '/' if self._stack else '/'
@@ -548,10 +544,12 @@ def record_example(recorder: Recorder, run: Callable[[], Any], timed: bool
     Links are as before.  Outputs may lie in the memory of other values, which
     are retained then.
     """
+    recorder.known.timed = timed
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True), preserved(), \
             on_copies(recorder.names.links), recorder.placeholders():
-        program = recorder.record(run, timed=timed)
+        program = recorder.record(run)
+    recorder.known.timed = False
     memory: dict[Source, Source | None] = {}
     for number, call in enumerate(program.calls):
         figures = call.figures
@@ -581,12 +579,6 @@ def _kept(x: Any) -> Any:
     if isinstance(x, Variable):
         return Variable(x._data[0].copy(), requires_grad=x.requires_grad)
     return x.copy() if hasattr(x, 'copy') else x
-
-
-def _ahead(array: Any, wants: bool) -> chainer.Variable:
-    made = _variable(array, wants)
-    made.__class__ = Ahead
-    return made
 
 
 def _of_batch(array: Any, place: Place) -> Variable:

@@ -165,12 +165,8 @@ def _kind(leaf: Any) -> str:
 
 
 def call_whole(run: Callable, args: Any, kwargs: Any,
-               last_form: Callable[[], tuple[Any, tuple[str, ...]]],
                of: type[ArrayCall] = WholeCall) -> Any:
-    """Calls a link or function as one node; returns what it returns.
-
-    ``last_form`` gives the node's ``result`` where it was recorded, not run.
-    """
+    """Calls a link or function as one node; returns what it returns."""
     leaves, tree = nested.leaves((args, kwargs))
     node = of(run, tree, tuple(map(_kind, leaves)))
     inputs = [remade(leaf, scalar=False) if kind == 'number' else leaf
@@ -178,7 +174,7 @@ def call_whole(run: Callable, args: Any, kwargs: Any,
     if of is WholeCall:
         inputs.append(chainer.Variable(_NOTHING))
     outputs = node.apply(tuple(inputs))
-    tree, kinds = getattr(node, 'result', None) or last_form()
+    tree, kinds = node.result
     return nested.rebuilt(tree, [
         output if kind == 'variable' else
         _number(nested.array_of(output)) if kind == 'number'

@@ -175,7 +175,7 @@ class ChainWork(Work):
             with part.recorder.placeholders():
                 for number, (both, place) in enumerate(zip(
                         batches, places, strict=True)):
-                    part.state.resume(number)
+                    part.state.resume(number, [*both[0], *both[1].values()])
                     self._record_one(step, function, both, place)
         except BaseException:
             part.state.undo()

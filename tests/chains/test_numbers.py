@@ -6,7 +6,7 @@ import chainer.links as L
 import numpy
 import pytest
 
-from tests.models.judge import Both, plan_of, updater_of
+from tests.models.judge import Both, plan_of
 from tests.ranks import on_ranks
 
 
@@ -72,10 +72,3 @@ def test_numbers_are_those_of_one_process(comm, later):
                 if later else [{'before': '/a/W', 'calls_later': 1}])
     for between in RIGHT.values():
         Both(comm, Net(between), BATCH, plan=plan, tolerance=1e-5).update()
-
-
-@on_ranks(2)
-def test_a_number_of_pythons_is_refused_when_the_model_is_cut(comm):
-    """More of them are in test_placeholder.py."""
-    with pytest.raises(ValueError, match='test_numbers.py:.*atomic'):
-        updater_of(comm, Net(lambda h: h * float(h.array.mean())), [BATCH])

@@ -78,7 +78,7 @@ PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, '_checked', (0, 1)),
     (module, 'parse_bytes', (0, 1)), (module, 'Names', (0, 1)),
     (recorder, 'Program', (0, 1)), (recorder.Recorder, 'record', (0, 1)),
-    (module, 'state_of', (0, 1)), (module, 'set_state', (0, 1)),
+    (module, 'generators_of', (0, 1)),
     (module, 'Recorder', (0, 1)), (recorder, '_Recording', (0, 1)),
     (module, 'check_result', (0, 1)),
     (program.Program, 'description', (0, 1)),
@@ -257,24 +257,48 @@ def test_state_is_read_where_it_was_made(comm):
 
 
 class Keeping(chainer.Chain):
-    """Adds the features of the batch before, in which no parameter is."""
+    """Adds something of the batch before, which is there from the second."""
 
-    def __init__(self):
+    def __init__(self, kept):
         super().__init__()
-        self.before = None
+        self.before, self.kept, self.ema = None, kept, 0
+        numpy.random.seed(0)
         with self.init_scope():
             self.a, self.b = L.Linear(4, 4), L.Linear(4, 1)
 
     def forward(self, x):
-        features = F.tanh(x)
-        h = self.a(features if self.before is None
-                   else features + self.before)
-        self.before = features
+        h = self.a(x)
+        kept = self.kept(self, x, h)
+        if self.before is not None:
+            h += sum(self.before) if isinstance(
+                self.before, list) else self.before
+        self.before = kept
         return F.mean(self.b(h) ** 2)
 
 
+def _ema(net, x, h):
+    net.ema = .9 * net.ema + .1 * h.array.mean(axis=0)
+    return net.ema
+
+
 @on_ranks(2)
-def test_features_of_the_micro_batch_before_are_refused(comm):
-    updater = updater_of(comm, Keeping(), [(numpy.ones((8, 4), 'f'),)])
-    with pytest.raises(ValueError, match='earlier micro-batch'):
+def test_samples_go_on_from_what_was_kept_of_their_places(comm):
+    """Raw arrays, copies, functions of these and computed ones."""
+    batches = [(numpy.random.RandomState(seed).randn(6, 4).astype('f'),)
+               for seed in range(3)]
+    for kept in (lambda net, x, h: x, lambda net, x, h: [x * 2, x],
+                 lambda net, x, h: x.copy(), lambda net, x, h: F.tanh(x),
+                 lambda net, x, h: h.array):
+        plain, model = Keeping(kept), Keeping(kept)
+        reference = chainer.optimizers.SGD(.1).setup(plain)
+        updater = updater_of(comm, model, batches)
+        for batch in batches:
+            reference.update(plain, *batch)
+            updater.update()
+        for name, one in model.namedparams():
+            numpy.testing.assert_allclose(
+                one.array, dict(plain.namedparams())[name].array, 1e-4, 1e-6)
+    updater = updater_of(comm, Keeping(_ema), batches)
+    with pytest.raises(ValueError, match="link / keeps 'before'.*all samples "
+                       'together.*micro_batches=1'):
         updater.update()
