@@ -48,10 +48,9 @@ layers of its model divided over N ranks:
         --micro-batches 8 --memory '2 GiB' train_mnist.py --epoch 20
 
 Every rank runs the script.  Rank 0 decides the order of the data, prints, and
-writes files.  Chainer's updaters, reports and snapshots stay as they are.  The
-batch size is that of all ranks together.  With more than N ranks, every N hold
-a replica of the model.  Replicas share each batch; --communicator (default
-here: float32) averages their gradients.
+writes files.  The batch size is that of all ranks together.  With more than N
+ranks, every N hold a replica of the model.  Replicas share each batch;
+--communicator (default here: float32) averages their gradients.
 
 With --snapshots a script that is started again goes on where it was.  The
 command "launch" starts it again by itself.

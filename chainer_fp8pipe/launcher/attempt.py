@@ -1,14 +1,12 @@
 """One start of a job: its processes, from the first to the last."""
-# A job runs until what started the ranks has ended.  Where a signal has come
-# for the launcher, it is handed on.  Where that does not end the job in time,
-# ranks have said that one is dead or all stand still, or all are done but
-# something of theirs holds the job open, it is killed.  Whatever the way, what
-# is left of its processes is ended.  If the launcher is killed, Linux tells
-# what started the ranks to end them.
+# A job runs until what started the ranks has ended.  It is killed where a
+# signal for the launcher, which is handed on, does not end it in time, where a
+# rank is dead or all stand still, and where all are done but something of
+# theirs holds it open.  If the launcher is killed, Linux tells what started
+# the ranks to end them.
 #
-# All processes of a job, whatever sessions and groups they have moved to, have
-# a mark in their environment, NAME=value, by which they are found in /proc; on
-# systems without it, none are.
+# All processes of a job, whatever sessions they have moved to, have a mark in
+# their environment, NAME=value, by which they are found in /proc, where it is.
 #
 # Threads pass output on; the main one never waits for the terminal, which may
 # be slow or stopped, so that a signal is heeded at any time.

@@ -1,10 +1,7 @@
 """``python -m chainer_fp8pipe launch``: starts a job again when it dies."""
 # Progress is a first update after that of the start before: whoever has taken
-# the snapshot, it was worth another start.  The more starts begin at the same
-# place, the longer are the pauses between them, and in the end the launcher
-# gives up; earlier where the script itself fails in the same way each time.
-# Hosts that are away are no failure of the job's: they are asked again and
-# again for a given time.
+# the snapshot, it was worth another start.  Hosts that are away are no failure
+# of the job's: they are asked again and again for a given time.
 from __future__ import annotations
 
 import argparse
@@ -48,9 +45,8 @@ do so itself.
 
 It gives up after --restarts starts in a row from the same place, after 3 of
 these that have failed in the same way, or where a command line is refused.
-Between them are pauses: 0, 1, 2, 4 seconds and so on, up to 5 minutes.  The
-job gets the launcher's SIGINT and SIGTERM, and is killed 30 seconds later, or
-by a second signal.
+The pauses between them grow up to 5 minutes.  The job gets the launcher's
+SIGINT and SIGTERM, and is killed 30 seconds later, or by a second signal.
 """
 
 

@@ -7,10 +7,9 @@ runs a command in a rank on each of 4 hosts.  A host is a network namespace
 with a cable to a switch; MPI goes over TCP.  Linux, iproute2 and MPICH are
 needed.
 """
-# A process goes into namespaces of its own, and there does as root would:
-# nothing of the machine is changed.  The kernel takes all of it away, also
-# processes, when the first process in them ends.  That is a shell, which the
-# kernel kills when the process outside ends, in whatever way.
+# A process goes into namespaces of its own, and there does as root would.  The
+# kernel takes all of it away, also processes, when the first one in them ends:
+# a shell, which is killed when the process outside ends, in whatever way.
 from __future__ import annotations
 
 import contextlib
@@ -40,10 +39,9 @@ INTERFACE = 'eth0'
 # Bytes that a link passes at once after it was idle, and its longest queue.
 BURST, _LATENCY = 128 << 10, '100ms'
 
-# Every kernel lets every namespace have Reno; BBR, the default of some, all
-# but stops each connection for 200 ms every 10 s.  An acknowledgement that is
-# late was waiting for a core here: a probe for a lost tail would be taken for
-# a loss, and narrow the connection.
+# Every kernel has Reno; BBR stops each connection for 200 ms every 10 s.  An
+# acknowledgement that is late was waiting for a core here: a probe for a lost
+# tail would be taken for a loss, and narrow the connection.
 _SETTINGS = '''
 set_to() { [ ! -e /proc/sys/net/$1 ] || echo $2 > /proc/sys/net/$1; }
 set_to ipv4/ip_forward 0
@@ -68,14 +66,6 @@ mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm &&
 exec sh -c "$1"' "$host" "$*" {python}
 '''
 _ENTER_PATH = Path('/run/enter')
-
-
-def missing() -> str:
-    """Why there can be no virtual hosts here, in a line; '' if there can."""
-    done = subprocess.run(
-        [sys.executable, '-m', __name__, '--hosts', '2', '--', 'true'],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    return done.returncode and ' '.join(done.stderr.split()) or ''
 
 
 def enter() -> None:
@@ -118,8 +108,7 @@ class VirtualHosts(contextlib.AbstractContextManager):
     are names of more hosts, the last ones, that no cable slows down.
     """
 
-    #: The device that a host's address is on.
-    interface = INTERFACE
+    interface = INTERFACE       # that a host's address is on
 
     def __init__(self, hosts: int, rate: float,
                  others: Sequence[str] = ()) -> None:

@@ -115,8 +115,7 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
     found: Mapping[str, str] = {}
     try:
         result = action()
-        if entries is not None:
-            found = entries(result)
+        found = entries(result) if entries else {}
     except BaseException as reason:     # the ranks that wait must hear of it
         problem, own = f'{type(reason).__name__}: {reason}', reason
     try:

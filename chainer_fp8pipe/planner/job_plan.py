@@ -73,9 +73,9 @@ class Way:
 class Trial:
     """What updates took in a way that was tried.
 
-    Of the slowest rank, the median of blocks; the spread is how uncertain
-    that is, as a share of it: half of the distance of the blocks' quartiles,
-    over the root of their number.
+    The median of blocks, on the slowest rank, and as a share of it how
+    uncertain that is: half of the quartiles' distance over the root of their
+    number.
     """
 
     way: str
@@ -95,9 +95,6 @@ class JobPlan:
         remarks: What was not, and why; and more for the user.
         communicates: Whether it is of a script that creates a communicator,
             as ChainerMN's do.
-
-    Raises:
-        ValueError: The parts contradict each other.
     """
 
     choice: Way
@@ -119,15 +116,9 @@ class JobPlan:
 
     @classmethod
     def load(cls, source: Any) -> JobPlan:
-        """Reads a plan.
+        """The plan in a file that :meth:`save` has written, or its content.
 
-        Args:
-            source: The path of a file that :meth:`save` has written, its
-                content, or a plan.
-
-        Raises:
-            ValueError: It is no plan that can be carried out; the message
-                names file, field and remedy.
+        Raises ValueError, which names file, field and remedy, if it is none.
         """
         return stored.load(cls, source, _REMEDY)
 

@@ -6,9 +6,8 @@
 #   the fewest stages that divide the ranks, with as many micro-batches and
 #   twice as many, replicas of these by the codec that was the fastest
 #   ChainerMN's naive, where all ranks are on one host
-# They are tried in an order that leaves out what matters least if updates are
-# so long that the time is over.  Nothing is predicted: a way that was not
-# tried is not in the plan.
+# Their order leaves out what matters least if the time is over.  Nothing is
+# predicted: a way that was not tried is not in the plan.
 from __future__ import annotations
 
 import argparse
@@ -84,12 +83,10 @@ of the script.  Options of "plan" come before SCRIPT.
 
 All ranks run the script until it is about to train.  Copies of its model are
 then trained for some updates in up to ten ways, with the script's own data.
-The command prints what was measured, and the way to take.  It takes half a
-minute at most, unless updates take seconds; the script trains nothing.
+It takes half a minute at most, unless updates take seconds.
 
 The batch size of a script without ChainerMN is that of all ranks together.
-The batch size of a ChainerMN script is that of each rank; its plan has
-replicas only.
+That of a ChainerMN script is of each rank; its plan has replicas only.
 """
 
 

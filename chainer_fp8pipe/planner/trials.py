@@ -1,10 +1,9 @@
 """Trains copies of a model in some ways, and times their updates."""
 # Each way trains copies of model and optimizer with the updater that would
-# train them, and with a script's own iterator and converter.  What comes once
-# is not timed: a codec's warm-up is left out, the first update sends
-# parameters, the first exchange connects ranks and gets memory.  A machine
-# that others use changes its pace: ways that came close to the fastest are
-# tried again in further turns, and all blocks of all turns count.
+# train them, and the script's own data.  What comes once is not timed: a
+# codec's warm-up, the parameters of the first update, and the connections and
+# memory of the first exchange.  A machine that others use changes its pace:
+# all blocks of all turns count.
 #
 # A rank that fails in the middle of an update leaves the others in an exchange
 # that no one can end.  It waits some seconds for them to fail as well, and
@@ -48,10 +47,7 @@ _PATIENCE = 10.0
 
 
 class Example:
-    """A batch as a converter gives it, whole or its first samples.
-
-    Raises ValueError if not all its arrays have equally many.
-    """
+    """A batch of a converter's; ValueError if arrays differ in length."""
 
     def __init__(self, batch: Any) -> None:
         self._leaves, self._tree = nested.leaves(batch)
@@ -108,8 +104,7 @@ def communicators_in(model: Any) -> dict[int, Any]:
 class Trials:
     """Tries ways, on all ranks, and knows what they took.
 
-    ``run`` tries one, as :func:`try_way`; ``say`` is told which; ``left``
-    gives the seconds in which ways may be tried, the same on all ranks.
+    ``run`` tries one; ``left`` gives the seconds that are, equal on all ranks.
     """
 
     def __init__(self, run: Callable[[Way], Sequence[float]],
@@ -163,10 +158,8 @@ def try_way(way: Way, trained: Trained, comm: MPI.Comm, seconds: float
             ) -> list[float]:
     """Seconds of an update of a copy, in each of some blocks of updates.
 
-    Call it on all ranks.  If the way is one process, the first rank trains
-    with the whole batch, and the others wait without taking a core.  The
-    blocks may take so many seconds.  Raises ValueError, on all ranks, if one
-    has failed.
+    Which may take so many seconds.  One process is the first rank; the others
+    wait without taking a core.  Raises ValueError on all if one has failed.
     """
     here = comm if way.ranks == comm.size else MPI.COMM_SELF
     found: list[float] = []
