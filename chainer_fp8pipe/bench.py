@@ -34,8 +34,6 @@ algorithm, beside the MPI library's own float32 all-reduce:
 Start it as you start your training: same hosts, same ranks per host.  The
 times are those of a communicator in an update: encode, exchange, decode.  A
 note says where no codec is faster than float32.
-
-Without a cluster: chainer_fp8pipe.launcher.virtual_hosts makes hosts.
 """
 
 
@@ -116,14 +114,10 @@ def table(results: Sequence[Result]) -> str:
                   f'{ours[0].median / one.median:.2f}',
                   f'{one.nbytes / 1e6:.3g} MB' * bool(one.nbytes),
                   '<- fastest' * (one is best)) for one in ours]
-    lines = [*columns(rows), '']
-    if best.algorithm != MPI_LIBRARY:
-        lines.append('fastest for the largest: chainer_fp8pipe.create_'
-                     f'communicator({best.codec!r}, algorithm='
-                     f'{best.algorithm!r})')
+    lines = columns(rows)
     rounded = [one.median for one in ours if one.codec != 'float32']
     if rounded and best.codec == 'float32':
-        lines.append('warning: no compression pays here: float32 takes '
+        lines.append('\nwarning: no compression pays here: float32 takes '
                      f'{best.median * 1e3:.3g} ms, the best codec '
                      f'{min(rounded) * 1e3:.3g} ms')
     return '\n'.join(lines)

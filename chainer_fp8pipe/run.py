@@ -106,7 +106,7 @@ def add_run(run: Parser) -> None:
             metavar=choices or type(field.default).__name__.upper(),
             help=metadata['help'].replace('%', '%%') + f' ({_defaults(name)})')
     add_script(run, lambda options: functools.partial(
-        _run, options, _jobs(options)))
+        launch, options.script, options.arguments, 'run', *_jobs(options)))
 
 
 def _defaults(option: str) -> str:
@@ -133,17 +133,13 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
     comm = MPI.COMM_WORLD
     job = (_as_given if options.plan is None else _as_planned)(comm, options)
     raise_together(comm, lambda: _check_writable(options), ValueError)
+    if options.cpu:
+        stand_in()
     if not (options.snapshots or options.report or is_launched()):
         return [job]
     from .training.unmodified.additions import Additions
     return [Additions(comm, options.snapshots, options.every
                       or parse_interval('5m'), options.report), job]
-
-
-def _run(options: argparse.Namespace, jobs: list[Any]) -> None:
-    if options.cpu:
-        stand_in()
-    launch(options.script, options.arguments, 'run', *jobs)
 
 
 def _check_writable(options: argparse.Namespace) -> None:
@@ -157,8 +153,6 @@ def _check_writable(options: argparse.Namespace) -> None:
             raise ValueError(
                 f'--{name} {directory}: {error.strerror}') from error
 
-
-# --- with options of its own ------------------------------------------------
 
 def _as_given(comm: MPI.Comm, options: argparse.Namespace) -> Any:
     """What the options of the command line say, but for ``--plan``."""
@@ -207,8 +201,6 @@ def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
         make_options(name, parsed)      # raises if a value is not allowed
     return parsed
 
-
-# --- as planned -------------------------------------------------------------
 
 #: Options that go with a plan, and what is none.
 _BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'report',

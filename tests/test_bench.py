@@ -35,7 +35,7 @@ MPI = Result(9000, 'float32', MPI_LIBRARY, (7e-3, 8e-3, 6e-3))
 @pytest.mark.parametrize(('other', 'row', 'said'), [
     (Result(9000, 'int4', 'direct', (3.5e-3,) * 3, 2_000_000),
      '9,000 int4 direct 3.5 ms 3.5 - 3.5 2.00 2 MB <- fastest',
-     "create_communicator('int4', algorithm='direct')"),
+     '9,000 int4 direct'),
     (Result(9000, 'fp8', 'ring', (14e-3,), 9_000_000),
      '9,000 fp8 ring 14 ms 14 - 14 0.50 9 MB',
      'warning: no compression pays here: float32 takes 7 ms, the best codec '

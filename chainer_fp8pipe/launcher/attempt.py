@@ -134,8 +134,6 @@ def _relay(output: JobOutput, file: IO[bytes], to: int) -> None:
             show(lines.feed(piece), to)
 
 
-# --- what a job has left behind ----------------------------------------------
-
 def marked(mark: str) -> list[int]:
     """The living processes of a job, other than this one."""
     found = []
@@ -144,7 +142,7 @@ def marked(mark: str) -> list[int]:
         with contextlib.suppress(OSError), open(path, 'rb') as file:
             if mark.encode() in file.read().split(b'\0'):
                 found.append(int(path.split('/')[2]))
-    return [pid for pid in found if pid != os.getpid()]
+    return [*{*found} - {os.getpid()}]
 
 
 def kill_rest(mark: str, patience: float) -> None:

@@ -31,11 +31,7 @@ _HOSTFILE = {'MPICH': '-f', 'Open MPI': '--hostfile', 'srun': '-F'}
 
 
 def read_hosts(path: str) -> list[str]:
-    """The names of the hosts in a file, each at the beginning of a line.
-
-    Raises:
-        ValueError: The file cannot be read, or names none.
-    """
+    """The names that lines of a file begin with; ValueError without any."""
     try:
         with open(path) as file:
             names = re.findall(r'^\s*([\w.-]+)', file.read(), re.MULTILINE)
@@ -88,10 +84,8 @@ def find_starter(environment: Mapping[str, str]) -> Starter:
     """The program that starts ranks here.
 
     It is the one in ``MPIEXEC``; or ``srun`` inside of an allocation of
-    Slurm's; or ``mpiexec`` beside the interpreter, or on the path.
-
-    Raises:
-        ValueError: There is none, or it is of no family that is known.
+    Slurm's; or ``mpiexec`` beside the interpreter, or on the path.  Raises
+    ValueError if there is none, or it is of no family that is known.
     """
     path = environment.get('PATH')
     beside = os.path.dirname(sys.executable)

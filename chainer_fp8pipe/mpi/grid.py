@@ -66,10 +66,7 @@ class ProcessGrid:
         self.data: MPI.Comm = comm.Split(*reversed(place))
 
     def free(self) -> None:
-        """Frees the communicators of both axes; call it on all ranks.
-
-        MPI has room for some 2,000.
-        """
+        """Frees the communicators of both axes; call it on all ranks."""
         self.is_freed = True
         free_with_kept(self.pipeline)
         free_with_kept(self.data)

@@ -10,8 +10,6 @@ from typing import Any
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-# --- communicators -----------------------------------------------------------
-
 #: Kept with a communicator in which messages may be left: why.
 PROBLEM = 'problem'
 
@@ -57,8 +55,6 @@ def free_with_kept(comm: MPI.Comm) -> None:
                 value.free()
         comm.Free()
 
-
-# --- nodes and cores ---------------------------------------------------------
 
 #: How many ranks of the job a launcher has started on this machine.
 _LOCAL_RANKS = ('MPI_LOCALNRANKS', 'OMPI_COMM_WORLD_LOCAL_SIZE',

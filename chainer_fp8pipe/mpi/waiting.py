@@ -67,17 +67,18 @@ class Wait(NamedTuple):
     ranks: tuple[int, ...] = ()
 
 
-#: Called by any thread, at any time.
-Note = Callable[[], list[Wait]]
-
 # By thread, from the outermost wait to the innermost.
-_notes: dict[int, list[Note]] = collections.defaultdict(list)
+_notes: dict[int, list[Callable[[], list[Wait]]]] = collections.defaultdict(
+    list)
 
 
 class waiting:
-    """A block in which a thread waits; ``note`` says for what, if asked."""
+    """A block in which a thread waits.
 
-    def __init__(self, note: Note) -> None:
+    ``note`` says for what, to any thread, at any time.
+    """
+
+    def __init__(self, note: Callable[[], list[Wait]]) -> None:
         self._note = note
 
     def __enter__(self) -> None:

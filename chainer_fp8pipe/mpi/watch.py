@@ -49,14 +49,14 @@ EXIT_CODE = 75
 WAITS, WORKS = 'waits for other ranks', 'does not wait for any rank'
 SILENT, LEFT = 'does not answer', 'has left the job'
 
-_TICK = 1.0             # seconds between looks
-_LEAVING = 1.0          # for which a rank that leaves hears others
-_LATE = 5.0             # between two looks: this process itself was stopped
+_TICK = 1.0             # seconds between looks, and of hearing when leaving
 _LEAST = 120.0          # seconds without an update, at least
 _UPDATES = 80           # usual updates without one
 #: So many times as long where a rank may act, or a library may hold it.
 _LONGER = 3
-_FRESH = 6.0            # for which a message holds, and others have to answer
+#: For which a message holds, and others have to answer; or between two looks:
+#: this process itself was stopped.
+_FRESH = 6.0
 
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OURS = os.path.abspath(f'{__file__}/../..') + os.sep
@@ -241,12 +241,12 @@ class Watch:
     def _end(self) -> None:
         """Tells all others that this rank leaves in order."""
         self._is_over.set()
-        self._thread.join(_LATE)
+        self._thread.join(_FRESH)
         comm, views, _ = self._group
         self._hear(start := time.monotonic())
         self._tell(views[comm.rank]._replace(state=LEFT, words=''))
         # UCX warns of messages that nobody has received.
-        while self._others() and (now := time.monotonic()) < start + _LEAVING:
+        while self._others() and (now := time.monotonic()) < start + _TICK:
             time.sleep(waiting.BRIEF)
             self._hear(now)
 
@@ -255,7 +255,7 @@ class Watch:
         while not self._is_over.wait(_TICK):
             # What it looks at may change meanwhile.
             with contextlib.suppress(Exception):
-                self._look(now := time.monotonic(), now - looked > _LATE)
+                self._look(now := time.monotonic(), now - looked > _FRESH)
             looked = now
 
     def _look(self, now: float, was_late: bool) -> None:

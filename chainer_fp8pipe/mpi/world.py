@@ -244,8 +244,6 @@ def _last_error() -> BaseException | None:
     return getattr(sys, 'last_exc', None) or getattr(sys, 'last_value', None)
 
 
-# --- the printed form of an exception ----------------------------------------
-
 def shown(error: BaseException) -> str:
     """A traceback of the user's own code, without what has led there.
 

@@ -10,6 +10,7 @@
 # goes on with them if they do; if not, it ends all ranks with its error.
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import time
@@ -163,19 +164,15 @@ def try_way(way: Way, trained: Trained, comm: MPI.Comm, seconds: float
     """
     here = comm if way.ranks == comm.size else MPI.COMM_SELF
     found: list[float] = []
-    done: list[Callable[[], Any]] = []
 
     def act() -> None:
-        update = _updater(way, trained, here, done).update
+        update = _updater(way, trained, here, stack).update
         update()        # sends parameters
         update()        # the first exchange
         found.extend(_blocks_of(update, here, seconds))
-    try:
+    with contextlib.ExitStack() as stack:
         together(comm,
                  act if here is comm or comm.rank == 0 else lambda: None)
-    finally:
-        for finish in done:
-            finish()
     return comm.bcast(found)
 
 
@@ -223,8 +220,8 @@ def grid_of_stages(comm: MPI.Comm, stages: int) -> ProcessGrid:
 
 
 def _updater(way: Way, trained: Trained, comm: MPI.Comm,
-             done: list[Callable[[], Any]]) -> Any:
-    """What would train the model; adds what is to be done afterwards."""
+             stack: contextlib.ExitStack) -> Any:
+    """What would train the model, until the stack is left."""
     grid, cut = grid_of_stages(comm, way.stages), way.cut
     optimizer = raise_together(comm, trained.copied)
     updater = trained.updater
@@ -242,7 +239,7 @@ def _updater(way: Way, trained: Trained, comm: MPI.Comm,
             way.communicator, comm if cut is None else grid.data,
             **{**way.options, **without_warmup(way.communicator)})
         if hasattr(communicator, 'finalize'):
-            done.append(communicator.finalize)
+            stack.callback(communicator.finalize)
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)
     if not is_divided:
