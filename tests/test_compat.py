@@ -4,7 +4,6 @@ Where the order of imports matters the test runs a fresh interpreter.
 """
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -52,11 +51,6 @@ USES = {
             [numpy.ones(2, 'u1'), numpy.ones(1, 'u1')], padding=-1)
         assert y.array.tolist() == [[1, 1], [1, 255]]
         ''',
-    'chainer.variable': '''
-        import numpy
-        said = chainer.Variable(numpy.ones(2, 'f')).debug_print()
-        assert '- device: CPU' in said
-        ''',
     'chainer.functions.connection.deconvolution_2d': '''
         import numpy
         x = numpy.arange(8, dtype='f').reshape(2, 1, 2, 2)
@@ -64,13 +58,6 @@ USES = {
         layer.cleargrads()
         chainer.functions.sum(layer(x)).backward()
         assert (layer.W.grad == x.sum()).all()
-        ''',
-    'chainer.functions.math.sparse_matmul': '''
-        import numpy
-        dense = numpy.array([[1, 0], [0, .5]], 'e')
-        y = chainer.functions.sparse_matmul(
-            chainer.utils.to_coo(dense), numpy.array([[2, 4], [8, 16]], 'e'))
-        assert y.dtype == 'e' and y.array.tolist() == [[2, 4], [4, 8]]
         ''',
     'chainer.links.caffe.protobuf3.caffe_pb2': '''
         from chainer.links.caffe.protobuf3 import caffe_pb2
@@ -202,12 +189,11 @@ USES = {
 }
 
 
-def python(script, *arguments, options=(), ranks=0, **variables):
+def python(script, options=(), ranks=0, **variables):
     """Runs a script in a fresh interpreter, or in one per rank."""
     if ranks:
         options = '-m', 'mpi4py'  # a rank that fails aborts the others
     return run_script(ranks, *options, '-c', textwrap.dedent(script),
-                      *arguments,
                       env={**environment(), **variables})
 
 
@@ -219,11 +205,6 @@ def used(*modules):
 def passes(run):
     assert run.returncode == 0, run.stderr
     return run.stdout
-
-
-def beside(folder):
-    """For :func:`python`: with what is in a folder, too."""
-    return {'PYTHONPATH': os.pathsep.join([str(folder), os.getcwd()])}
 
 
 # --- imports -----------------------------------------------------------------
@@ -247,16 +228,6 @@ def test_imports_load_nothing_that_few_use_and_leave_numpy_as_it_was():
         added = set(vars(numpy)) - set(before)
         assert not added & {'float', 'sctypes'}, added
         """, options=('-W', 'error')))
-
-
-def test_a_scipy_that_is_missing_is_named():
-    run = python("""
-        import sys, chainer_fp8pipe, numpy
-        sys.modules['scipy'] = None
-        import chainer
-        chainer.functions.erfinv(numpy.zeros(1, 'f'))
-        """)
-    assert 'ImportError: SciPy is not available' in run.stderr
 
 
 # --- edits -------------------------------------------------------------------
@@ -284,11 +255,17 @@ def test_chainer_says_what_it_is():
         assert Requirement(wanted).specifier.contains(found.strip())
 
 
-def test_an_unmended_chainer_is_told_so(tmp_path):
-    distribution(tmp_path, 'chainer', '7.8.1')
-    run = python('import chainer_fp8pipe', **beside(tmp_path))
-    assert re.search('CompatWarning: Chainer 7.8.1 is installed without.*'
-                     'python -m chainer_fp8pipe install-chainer', run.stderr)
+@pytest.mark.parametrize(('version', 'how'), [
+    ('7.8.1', 'without'), ('7.8.1+today.e0', 'with other edits than those')])
+def test_a_chainer_without_these_edits_is_told_so(version, how, tmp_path):
+    info = tmp_path / f'chainer-{version}.dist-info'
+    info.mkdir()
+    (info / 'METADATA').write_text(
+        f'Metadata-Version: 2.1\nName: chainer\nVersion: {version}\n')
+    run = python('import chainer_fp8pipe', PYTHONPATH=os.pathsep.join(
+        [str(tmp_path), os.getcwd()]))
+    assert f'CompatWarning: Chainer {version} is installed {how}' in run.stderr
+    assert 'python -m chainer_fp8pipe install-chainer' in run.stderr
 
 
 def test_chainer_and_its_testing_work_without_setuptools():
@@ -322,14 +299,6 @@ def test_what_chainer_has_of_scipy_works_when_it_is_used():
         assert abs(density + numpy.log(2 * numpy.pi) + .5) < 1e-6
         assert load is io.loadmat
         """))
-
-
-def distribution(folder, name, version):
-    """Makes one to be found as if it was installed."""
-    info = folder / f'{name}-{version}.dist-info'
-    info.mkdir()
-    (info / 'METADATA').write_text(
-        f'Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n')
 
 
 # --- CuPy, as far as it can be seen without a GPU ----------------------------
@@ -371,22 +340,20 @@ def run_group(place, text):
     return subprocess.CompletedProcess(script, process.returncode, out, err)
 
 
-@pytest.mark.parametrize('method', ['fork', 'forkserver', 'spawn'])
+@pytest.mark.parametrize('method', ['forkserver', 'spawn'])
 def test_a_multiprocess_iterator_works(method, tmp_path):
     run = run_group(tmp_path, f"""
         import multiprocessing
-        import chainer, numpy
+        import chainer
 
         if __name__ == '__main__':
             multiprocessing.set_start_method({method!r})
-            data = chainer.datasets.TupleDataset(
-                numpy.arange(8, dtype='f').reshape(4, 2), numpy.arange(4))
             batches = chainer.iterators.MultiprocessIterator(
-                data, 2, repeat=False, shuffle=False, n_processes=2)
-            print([int(label) for batch in batches for _, label in batch])
+                [1, 2, 3, 4], 2, repeat=False, shuffle=False, n_processes=2)
+            print(list(batches))
             batches.finalize()
         """)
-    assert (passes(run), run.stderr) == ('[0, 1, 2, 3]\n', '')
+    assert (passes(run), run.stderr) == ('[[1, 2], [3, 4]]\n', '')
 
 
 def test_a_multiprocess_iterator_forks_on_linux_where_nothing_is_chosen(

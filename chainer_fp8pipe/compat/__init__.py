@@ -24,9 +24,11 @@ def _tell_of_an_unmended_chainer():
     except metadata.PackageNotFoundError:
         return          # the import of Chainer says so
     if found != TODAY and sys.argv[1:2] != [command]:
+        how = ('with other edits than those' if '+today' in found
+               else 'without the edits')
         warnings.warn(
-            f'Chainer {found} is installed without the edits that this '
-            'package makes in it for current Pythons; this line puts them '
+            f'Chainer {found} is installed {how} that this package '
+            'makes in it for current Pythons; this line puts them '
             f'in:  python -m chainer_fp8pipe {command}', CompatWarning,
             stacklevel=4)
 

@@ -1,8 +1,7 @@
 """What ``install-chainer`` changes in Chainer 7.8.1, and why.
 
 Chainer has no more releases, so what it needs on a current stack is edited
-into its wheel, whose version becomes 7.8.1+today.  To pip that version is
-7.8.1: requirements such as ``==7.8.1`` and ``>=6`` accept it.  Each edit is
+into its wheel, whose version becomes 7.8.1+today.  To pip it is 7.8.1: requirements such as ``==7.8.1`` and ``>=6`` accept it.  Each edit is
 small and does the same on every Python from 3.10 to 3.14 and every NumPy from
 1.23 on.  What an edit needs more than a line of stands in :mod:`._today`,
 which the wheel gets as ``chainer/_today.py``.
@@ -12,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CHAINER = '7.8.1'
-TODAY = CHAINER + '+today'
 
 
 class Edit(NamedTuple):
@@ -30,13 +28,6 @@ class Edit(NamedTuple):
     def file(self) -> str:
         return ('METADATA' if self.module == 'METADATA'
                 else self.module.replace('.', '/') + '.py')
-
-
-def _late(module, name, statement=None):
-    return (module, statement or f'    from scipy import {name}\n',
-            f'{"" if statement == "import filelock" else "    "}'
-            f'from chainer._today import {name}'
-            + '\n' * (statement is None))
 
 
 _MULTIPROCESS = 'chainer.iterators.multiprocess_iterator'
@@ -86,10 +77,6 @@ _EDITS: dict[str, list[tuple]] = {
          '        y = xp.empty(shape, xs[0].dtype)\n'
          '        self.padding = '
          'numpy.array(self.padding).astype(y.dtype)\n')],
-    'arrays have a device, which is called cpu, since NumPy 2.0': [
-        ('chainer.variable', "device = getattr(array, 'device', 'CPU')",
-         "device = 'CPU' if xp is numpy else "
-         "getattr(array, 'device', 'CPU')")],
     'NumPy 2.5 warns of numpy.fix, and of a third argument without its name': [
         ('chainer.functions.math.fix', 'xp.fix(x)', 'xp.trunc(x)'),
         ('chainer.dataset.convert',
@@ -112,20 +99,21 @@ _EDITS: dict[str, list[tuple]] = {
 
     # --- other libraries
     'is imported when it is used: it took long, and few use it': [
-        *(_late(f'chainer.functions.math.{name}', 'special')
-          for name in ('erfcinv', 'erfcx', 'erfinv', 'ndtri')),
-        _late('chainer.datasets.svhn', 'io'),
-        _late('chainer.functions.math.sparse_matmul', 'sparse'),
-        _late('chainer.distributions.multivariate_normal', 'scipy',
-              '    import scipy.linalg'),
-        _late('chainer.dataset.download', 'filelock', 'import filelock'),
-        _late('chainer.serializers.hdf5', 'h5py', '    import h5py')],
-    'SciPy 1.15 refuses sparse float16': [
-        ('chainer.functions.math.sparse_matmul',
-         '        raise RuntimeError(msg)\n',
-         '        raise RuntimeError(msg)\n'
-         '    if A_data.dtype == numpy.float16:\n'
-         '        A_data = A_data.astype(numpy.float32)\n')],
+        *((f'chainer.{module}', f'{statement}\n',
+           f'from chainer import _today\n    {name} = _today.late({of!r})\n')
+          for module, statement, name, of in (
+              *((f'functions.math.{name}', 'from scipy import special',
+                 'special', 'scipy.special')
+                for name in ('erfcinv', 'erfcx', 'erfinv', 'ndtri')),
+              ('datasets.svhn', 'from scipy import io', 'io', 'scipy.io'),
+              ('functions.math.sparse_matmul', 'from scipy import sparse',
+               'sparse', 'scipy.sparse'),
+              ('distributions.multivariate_normal', 'import scipy.linalg',
+               'scipy', 'scipy'),
+              ('serializers.hdf5', 'import h5py', 'h5py', 'h5py'))),
+        ('chainer.dataset.download', 'import filelock\n',
+         'from chainer import _today\n'
+         "filelock = _today.late('filelock')\n")],
     'h5py 3 reads strings as bytes': [
         ('chainer.serializers.hdf5', 'return numpy.asarray(dataset)',
          'return _today.read_hdf5(dataset)'),
@@ -148,8 +136,6 @@ _EDITS: dict[str, list[tuple]] = {
          "_today.build_messages(globals(), DESCRIPTOR['serialized_pb'])\n")],
 
     # --- Python
-    'setDaemon() is deprecated since Python 3.10': [
-        (_MULTIPROCESS, 'thread.setDaemon(True)', 'thread.daemon = True')],
     'Python 3.14 no longer forks': [
         (_MULTIPROCESS, '= multiprocessing.Pool(',
          '= _today.workers().Pool(')],
@@ -212,11 +198,10 @@ _EDITS: dict[str, list[tuple]] = {
         ('chainermn.extensions.observation_aggregator',
          'if isinstance(value, Variable):',
          'if chx.is_available() and isinstance(value, Variable):')],
-    'another version than the one that an index has': [
-        ('METADATA', f'Version: {CHAINER}\n', f'Version: {TODAY}\n')],
 }
 
 EDITS = [Edit(*edit) for edits in _EDITS.values() for edit in edits]
+TODAY = f'{CHAINER}+today'
 
 
 def edited(file: str, text: str) -> str:

@@ -3,16 +3,14 @@
 The values are those that the libraries gave, so that no number changes; a
 name that a library has again (numpy.bool) is the library's.
 """
-import ast
 import collections
 import collections.abc
 import contextlib
 import functools
 import importlib
-import importlib.util
+import importlib.machinery
 import inspect
 import math
-import sys
 import time
 import types
 from collections.abc import Callable, Mapping
@@ -25,21 +23,15 @@ from . import _today
 #: By module: pairs of an old name and the one of the same module for it.
 _RENAMED = {
     'numpy': '''
-        bool8=bool_ bytes0=bytes_ int0=intp object0=object_ str0=str_
-        uint0=uintp void0=void
         AxisError=exceptions.AxisError
         ComplexWarning=exceptions.ComplexWarning
         RankWarning=exceptions.RankWarning
-        TooHardError=exceptions.TooHardError
         VisibleDeprecationWarning=exceptions.VisibleDeprecationWarning
-        DataSource=lib.npyio.DataSource byte_bounds=lib.array_utils.byte_bounds
-        Inf=inf Infinity=inf NaN=nan PINF=inf infty=inf
-        cfloat=complex128 clongfloat=clongdouble complex_=complex128
-        float_=float64 longcomplex=clongdouble longfloat=longdouble
-        singlecomplex=complex64 string_=bytes_ unicode_=str_
-        alltrue=all cumproduct=cumprod issubsctype=issubdtype mat=asmatrix
-        product=prod round_=round row_stack=vstack sometrue=any
-        trapz=trapezoid''',
+        Inf=inf Infinity=inf NaN=nan PINF=inf infty=inf bool8=bool_
+        cfloat=complex128 complex_=complex128 float_=float64
+        longfloat=longdouble singlecomplex=complex64 string_=bytes_
+        unicode_=str_ alltrue=all cumproduct=cumprod mat=asmatrix product=prod
+        round_=round row_stack=vstack sometrue=any trapz=trapezoid''',
     'PIL.Image': '''
         ANTIALIAS=Resampling.LANCZOS CUBIC=Resampling.BICUBIC
         LINEAR=Resampling.BILINEAR''',
@@ -69,44 +61,17 @@ def _renamed(module: str, path: str) -> Any:
         getattr, path.split('.'), importlib.import_module(module))
 
 
-def _asfarray(a, dtype=numpy.float64):
-    """numpy.asfarray of NumPy 1."""
-    dtype = numpy.dtype(dtype)
-    return numpy.asarray(
-        a, dtype if dtype.kind in 'fc' else numpy.float64)
-
-
-def _in1d(ar1, ar2, assume_unique=False, invert=False):
-    return numpy.isin(numpy.ravel(ar1), ar2, assume_unique, invert)
-
-
-class _Cast(dict):
-    def __missing__(self, kind):
-        return lambda array: numpy.asarray(array).astype(kind)
-
-
 _ArgSpec = collections.namedtuple(
     '_ArgSpec', 'args varargs keywords defaults')
-
-
-def _load_source(name, path):
-    """imp.load_source until Python 3.11."""
-    spec: Any = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 #: Full names, and what gives their values.
 OLD: Mapping[str, Callable[[], Any]] = {
     **{f'numpy.{name}': functools.partial(lambda value: value, value)
        for name, value in {
-           'NINF': -numpy.inf, 'NZERO': -0.0, 'PZERO': 0.0,
-           'asfarray': _asfarray, 'asscalar': lambda a: a.item(),
-           'bool': bool, 'cast': _Cast(), 'complex': complex, 'float': float,
-           'in1d': _in1d, 'int': int, 'long': int, 'math': math,
-           'msort': functools.partial(numpy.sort, axis=0), 'object': object,
-           'safe_eval': ast.literal_eval, 'str': str, 'unicode': str,
+           'NINF': -numpy.inf, 'asscalar': lambda a: a.item(), 'bool': bool,
+           'complex': complex, 'float': float, 'int': int, 'long': int,
+           'math': math, 'object': object, 'str': str, 'unicode': str,
        }.items()},
     **{f'{module}.{old}': functools.partial(_renamed, module, new)
        for module, pairs in _RENAMED.items()
@@ -117,8 +82,9 @@ OLD: Mapping[str, Callable[[], Any]] = {
     'onnx.mapping': _today.onnx_mapping,
     'pkg_resources': lambda: _today,
     'imp': lambda: types.SimpleNamespace(
-        load_source=_load_source, new_module=types.ModuleType,
-        reload=importlib.reload),
+        load_source=lambda name, path: importlib.machinery.SourceFileLoader(
+            name, path).load_module(name),
+        new_module=types.ModuleType, reload=importlib.reload),
     'fractions.gcd': lambda: math.gcd,
     'matplotlib.cm.get_cmap': lambda: importlib.import_module(
         'matplotlib.pyplot').get_cmap,

@@ -16,29 +16,26 @@ from typing import Any
 
 import numpy
 
-# --- imported when something of it is used: together half of the time that
-# --- "import chainer" took, of which every rank needs its own
-
-_LATE = {'filelock': 'filelock', 'h5py': 'h5py', 'io': 'scipy.io',
-         'scipy': 'scipy', 'sparse': 'scipy.sparse',
-         'special': 'scipy.special'}
-
-
 class _Late(types.ModuleType):
 
     def __getattr__(self, name):
         return getattr(importlib.import_module(self.__name__), name)
 
 
-def __getattr__(name):
-    if name.endswith('_TO_TENSOR_TYPE') or name.endswith('_TYPE_TO_FIELD'):
-        return getattr(onnx_mapping(), name)
-    if name not in _LATE:
-        raise AttributeError(f'module {__name__!r} has no {name!r}')
-    module = _LATE[name]
+def late(module: str) -> types.ModuleType:
+    """A module that is imported when something of it is used.
+
+    Together they took half of the time of "import chainer", on every rank.
+    """
     if importlib.util.find_spec(module.partition('.')[0]) is None:
         raise ImportError(f'No module named {module!r}', name=module)
     return _Late(module)
+
+
+def __getattr__(name):
+    if name.endswith(('_TO_TENSOR_TYPE', '_TYPE_TO_FIELD')):
+        return getattr(onnx_mapping(), name)
+    raise AttributeError(f'module {__name__!r} has no {name!r}')
 
 
 @functools.cache

@@ -12,8 +12,6 @@ It gets OPTIONS whenever it is called, as in
 from __future__ import annotations
 
 import argparse
-import base64
-import hashlib
 import importlib.util
 import os
 import pathlib
@@ -21,7 +19,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Sequence
 
 from ._edits import CHAINER, EDITS, TODAY, edited
@@ -61,6 +58,9 @@ def _without_c(place):
 def _mended(place):
     information = place / f'chainer-{TODAY}.dist-info'
     (place / f'chainer-{CHAINER}.dist-info').rename(information)
+    path = information / 'METADATA'
+    path.write_text(path.read_text().replace(
+        f'\nVersion: {CHAINER}\n', f'\nVersion: {TODAY}\n'))
     for file in {edit.file for edit in EDITS}:
         path = (information if file == 'METADATA' else place) / file
         try:
@@ -90,25 +90,16 @@ def build_wheel(folder: str | os.PathLike[str], options: Sequence[str] = (),
     with tempfile.TemporaryDirectory() as name:
         tools, place = (pathlib.Path(name) / part for part in ('tools', 'it'))
         _install('--target', str(tools), *options, 'setuptools<81', 'wheel')
-        _install('--target', str(place), '--no-deps', '--no-build-isolation',
-                 *options, requirement, PYTHONPATH=str(tools), **variables)
+        _install('--target', str(place), '--no-deps', '--no-compile',
+                 '--no-build-isolation', *options, requirement,
+                 PYTHONPATH=str(tools), **variables)
         mend(place)
-        information, = place.glob('*.dist-info')
-        for made in ('INSTALLER', 'RECORD', 'REQUESTED', 'direct_url.json'):
-            (information / made).unlink(missing_ok=True)
-        wheel = pathlib.Path(folder) / f'{information.stem}-py3-none-any.whl'
-        record = []
-        with zipfile.ZipFile(wheel, 'w', zipfile.ZIP_DEFLATED) as file:
-            for path in sorted(place.rglob('*')):
-                if path.is_file() and path.suffix != '.pyc':
-                    to, content = (path.relative_to(place).as_posix(),
-                                   path.read_bytes())
-                    file.writestr(to, content)
-                    of_it = base64.urlsafe_b64encode(
-                        hashlib.sha256(content).digest()).rstrip(b'=').decode()
-                    record.append(f'{to},sha256={of_it},{len(content)}')
-            to = f'{information.name}/RECORD'
-            file.writestr(to, '\n'.join([*record, f'{to},,', '']))
+        for made in ('INSTALLER', 'REQUESTED', 'direct_url.json'):
+            for path in place.glob(f'*.dist-info/{made}'):
+                path.unlink()
+        _run([sys.executable, '-m', 'wheel', 'pack', str(place),
+              '--dest-dir', str(folder)], PYTHONPATH=str(tools))
+    wheel, = pathlib.Path(folder).glob('chainer*.whl')
     return wheel
 
 
@@ -125,6 +116,10 @@ def _install(*arguments: str, **variables: str) -> None:
         sys.exit(f'Cannot install Chainer: {sys.executable} has no pip, and '
                  'there is no uv on the path: put it there, or install pip '
                  'with "python -m ensurepip"')
+    _run(command, **variables)
+
+
+def _run(command: list[str], **variables: str) -> None:
     done = subprocess.run(command, env={**os.environ, **variables})
     if done.returncode:
         sys.exit('Cannot install Chainer: this failed, its output is above: '
