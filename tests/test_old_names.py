@@ -110,11 +110,12 @@ def found(imported, text):
     ('import numpy\ndef int(x):\n    return x.shape\n'
      'found = int(numpy.ones(1))', (1,)),
     # Chainer 1, and modules that moved
-    ('from chainer.links.connection.lstm import LSTM as found',
-     chainer.links.LSTM),
+    ('from chainer.links.connection.lstm import LSTM\n'
+     'found = LSTM, chainer.FunctionSet', (chainer.links.LSTM, chainer.Chain)),
     ('import chainer.functions as F\n'
      'from chainer.functions.pooling import max_pooling_2d as m\n'
      'from chainer.functions.activation.lstm import lstm\n'
+     'm.MaxPooling2D\n'
      'found = m.max_pooling_2d is F.max_pooling_2d and lstm is F.lstm', True),
     ('import chainer.functions as F, numpy\n'
      'found = F.dropout(numpy.ones(9, "f"), train=False).array.min()', 1.),

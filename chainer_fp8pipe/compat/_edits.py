@@ -1,10 +1,11 @@
 """What ``install-chainer`` changes in Chainer 7.8.1, and why.
 
 Chainer has no more releases, so what it needs on a current stack is edited
-into its wheel, whose version becomes 7.8.1+today.  To pip it is 7.8.1: requirements such as ``==7.8.1`` and ``>=6`` accept it.  Each edit is
-small and does the same on every Python from 3.10 to 3.14 and every NumPy from
-1.23 on.  What an edit needs more than a line of stands in :mod:`._today`,
-which the wheel gets as ``chainer/_today.py``.
+into its wheel, whose version becomes 7.8.1+today.  To pip it is 7.8.1:
+requirements such as ``==7.8.1`` and ``>=6`` accept it.  Each edit is small and
+does the same on every Python from 3.10 to 3.14 and every NumPy from 1.23 on.
+What an edit needs more than a line of stands in :mod:`._today`, which the
+wheel gets as ``chainer/_today.py``.
 """
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import importlib
 import importlib.machinery
 import inspect
 import math
-import time
+import pkgutil
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -35,7 +35,13 @@ _RENAMED = {
     'PIL.Image': '''
         ANTIALIAS=Resampling.LANCZOS CUBIC=Resampling.BICUBIC
         LINEAR=Resampling.BILINEAR''',
-    # Modules that Chainer 5 to 7 moved.
+    'matplotlib': 'cm.get_cmap=pyplot.get_cmap',
+    'scipy': ' '.join(f'misc.{name}=special.{name}' for name in (
+        'comb', 'factorial', 'factorial2', 'logsumexp')),
+    'time': 'clock=process_time',
+    # What Chainer 2 to 7 moved.
+    'chainer': 'FunctionSet=Chain',
+    'chainer.functions.pooling.max_pooling_nd': 'MaxPooling2D=MaxPoolingND',
     'chainer.functions': '''
         pooling.max_pooling_2d=pooling.max_pooling_nd
         activation.lstm=rnn.lstm activation.slstm=rnn.slstm
@@ -54,13 +60,6 @@ _RENAMED = {
 }
 
 
-def _renamed(module: str, path: str) -> Any:
-    if module.startswith('chainer'):
-        return importlib.import_module(f'{module}.{path}')
-    return functools.reduce(
-        getattr, path.split('.'), importlib.import_module(module))
-
-
 _ArgSpec = collections.namedtuple(
     '_ArgSpec', 'args varargs keywords defaults')
 
@@ -73,25 +72,20 @@ OLD: Mapping[str, Callable[[], Any]] = {
            'complex': complex, 'float': float, 'int': int, 'long': int,
            'math': math, 'object': object, 'str': str, 'unicode': str,
        }.items()},
-    **{f'{module}.{old}': functools.partial(_renamed, module, new)
+    **{f'{module}.{old}': functools.partial(
+        pkgutil.resolve_name, f'{module}.{new}')
        for module, pairs in _RENAMED.items()
        for old, new in (pair.split('=') for pair in pairs.split())},
-    **{f'scipy.misc.{name}': functools.partial(
-        _renamed, 'scipy.special', name)
-       for name in ('comb', 'factorial', 'factorial2', 'logsumexp')},
     'onnx.mapping': _today.onnx_mapping,
     'pkg_resources': lambda: _today,
     'imp': lambda: types.SimpleNamespace(
         load_source=lambda name, path: importlib.machinery.SourceFileLoader(
             name, path).load_module(name),
         new_module=types.ModuleType, reload=importlib.reload),
-    'fractions.gcd': lambda: math.gcd,
-    'matplotlib.cm.get_cmap': lambda: importlib.import_module(
-        'matplotlib.pyplot').get_cmap,
     'inspect.getargspec': lambda: lambda function: _ArgSpec(
         *inspect.getfullargspec(function)[:4]),
+    'fractions.gcd': lambda: math.gcd,
     'sklearn.externals.joblib': lambda: importlib.import_module('joblib'),
-    'time.clock': lambda: time.process_time,
 }
 
 
@@ -106,6 +100,8 @@ METHODS: Mapping[str, Callable[..., Any]] = {
     'chainer.optimizer.Optimizer.zero_grads':
         lambda optimizer: optimizer.target.cleargrads(),
     'numpy.ndarray.ptp': numpy.ptp,
+    **dict.fromkeys((f'pandas.{home}DataFrame.as_matrix' for home in (
+        '', 'core.frame.')), lambda frame: frame.to_numpy()),
     'numpy.ndarray.tostring': numpy.ndarray.tobytes,
     'PIL.ImageDraw.ImageDraw.textsize': lambda draw, text, *a, **options:
         _size_of_box(draw.textbbox((0, 0), text, *a, **options)),

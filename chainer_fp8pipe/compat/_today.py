@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy
 
+
 class _Late(types.ModuleType):
 
     def __getattr__(self, name):
