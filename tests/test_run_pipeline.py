@@ -352,7 +352,14 @@ def test_a_script_makes_files_and_values_as_in_one_process(comm, tmp_path):
 LOOKS = '''
 import copy
 np.random.seed(3)
-model = L.Classifier(chainer.Sequential(
+class Counting(L.Classifier):
+    def forward(self, x, t):
+        loss = super().forward(x, t)
+        if not chainer.config.train:    # reads values
+            chainer.report({'right': sum(map(
+                int, self.y.array.argmax(1) == t))}, self)
+        return loss
+model = Counting(chainer.Sequential(
     L.Linear(3, 8), F.relu, L.BatchNormalization(8), L.Linear(8, 8), F.relu,
     L.Linear(8, 2)))
 optimizer.setup(model)
@@ -428,6 +435,7 @@ def test_what_a_script_does_with_its_model_is_done_with_the_whole(
     """In extensions, evaluators of its own, and outside of the training."""
     done = ran(comm, tmp_path, _HEAD + LOOKS
                + 'import json\nprint(json.dumps(seen))', micro_batches=1)
+    assert done.stderr.count('each rank has the whole model') == 1
     if comm.rank:
         return
     found, alone = json.loads(done.stdout), tmp_path / 'serial'
@@ -438,39 +446,10 @@ def test_what_a_script_does_with_its_model_is_done_with_the_whole(
         assert name == expected
         np.testing.assert_allclose(values, others, 1e-4, 1e-6, err_msg=name)
     check_log(log_of(tmp_path), log_of(alone), 1e-4)
+    assert log_of(tmp_path)[-1]['validation/main/right'] > 0
     inside = np.load(tmp_path / 'inside.npz')
     for key, value in np.load(alone / 'inside.npz').items():
         np.testing.assert_allclose(inside[key], value, 1e-4, 1e-6)
-
-
-COUNTS = '''
-np.random.seed(3)
-class Counting(L.Classifier):
-    def forward(self, x, t):
-        loss = super().forward(x, t)
-        if not chainer.config.train:
-            chainer.report({'right': sum(map(
-                int, self.y.array.argmax(1) == t))}, self)
-        return loss
-model = Counting(chainer.Sequential(L.Linear(3, 8), F.relu, L.Linear(8, 2)))
-optimizer.setup(model)
-iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
-''' + _UPDATER + '''
-trainer.extend(evaluator(model), trigger=(1, 'iteration'))
-trainer.extend(extensions.LogReport(trigger=(2, 'iteration')))
-trainer.run()
-'''
-
-
-@on_ranks(2)
-def test_a_model_that_reads_values_in_evaluation_evaluates_whole(
-        comm, tmp_path):
-    done = ran(comm, tmp_path, _HEAD + COUNTS)
-    assert done.stderr.count('each rank has the whole model') == 1
-    if comm.rank == 0:
-        run_alone(tmp_path / 'serial', _HEAD + COUNTS)
-        check_log(log_of(tmp_path), log_of(tmp_path / 'serial'))
-        assert log_of(tmp_path)[0]['validation/main/right'] > 0
 
 
 @on_ranks(4)

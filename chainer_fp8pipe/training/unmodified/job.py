@@ -288,8 +288,7 @@ class Divided(FollowingIterator):
             self._own = iterator
 
     def _read(self) -> list | None:
-        """What each replica gets, where it is read; its parts are None when
-        the data have ended."""
+        """What each replica gets, where it is read; None of ended data."""
         if self._own is None:
             return None
         size = self._comm.size
