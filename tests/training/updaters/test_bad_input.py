@@ -304,6 +304,8 @@ def test_what_an_updater_cannot_train_is_refused(comm):
         with pytest.raises(ValueError, match=match):
             PipelineUpdater(Batches((X,)), chainer.optimizers.SGD().setup(
                 model), ranks, converter=as_it_is, **options)
+    with pytest.raises(TypeError, match="argument 'micro_batch'"):
+        PipelineUpdater(Batches((X,)), None, comm, micro_batch=2)
     refused_by(r'must be set up with a Divisible .*partition\(model, example, '
                'comm', Net())
     model = cut(comm)
