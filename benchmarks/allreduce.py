@@ -122,15 +122,13 @@ def main() -> None:
     else:
         begin()
         print(describe(), flush=True)
-        with (Torus(3, 3, rate) if options.what == 'torus' else Star(
-                4, rate, switch=options.what == 'aggregator')) as network:
-            payload = network.payload()
-            print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of '
-                  'payload', flush=True)
-            found = ranks_of('allreduce.py', job, network=network, env={
-                **RANKS, **ALONE, 'MASTER_ADDR': network.addresses(0)[0],
-                'GLOO_SOCKET_IFNAME': network.interface},
-                             each=2 if options.what == 'two-level' else 1)
+        network = Torus(3, 3, rate) if options.what == 'torus' else Star(
+            4, rate, switch=options.what == 'aggregator')
+        payload = network.payload()
+        print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of '
+              'payload', flush=True)
+        found = ranks_of('allreduce.py', job, network=network,
+                         each=2 if options.what == 'two-level' else 1)
     print()
     print(_table(found, cases, payload, options.what))
     if options.json:

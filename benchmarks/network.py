@@ -44,6 +44,12 @@ class Star(VirtualHosts):
         self.kind = f'star of {hosts} hosts' + (
             ' and one in the switch' if switch else '')
 
+    def run(self, command, each=1, env=None, timeout=None):
+        """As that of hosts; PyTorch's processes find each other, too."""
+        return super().run(command, each, {
+            'GLOO_SOCKET_IFNAME': self.interface, 'MASTER_PORT': '29500',
+            'MASTER_ADDR': self.addresses(0)[0], **(env or {})}, timeout)
+
     def describe(self) -> str:
         """What this network is, in a line for the head of a result."""
         control = self.call(self.hosts[0], 'cat', _CONTROL).strip()

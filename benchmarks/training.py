@@ -45,11 +45,11 @@ def main() -> None:
     begin()
     print(describe(), flush=True)
     torch = with_torch(not options.without_torch)
-    with Star(_HOSTS, options.rate) as network:
-        print(network.describe(), flush=True)
-        rows = ranks_of('training.py', {
-            'what': options.what, 'repeats': options.repeats, 'torch': torch},
-            network=network)
+    network = Star(_HOSTS, options.rate)
+    print(network.describe(), flush=True)
+    rows = ranks_of('training.py', {
+        'what': options.what, 'repeats': options.repeats, 'torch': torch},
+        network=network)
     print()
     _show(rows)
     if options.json:

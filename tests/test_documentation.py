@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import chainer_fp8pipe
 from chainer_fp8pipe import export
-from chainer_fp8pipe.__main__ import _COMMANDS, _parser
+from chainer_fp8pipe.__main__ import _COMMANDS, _parsed
 from chainer_fp8pipe.communicators.factory import CHAINERMN
 from chainer_fp8pipe.communicators.options import FAMILIES, OPTIONS
 from chainer_fp8pipe.compat._edits import EDITS
@@ -222,7 +222,7 @@ def test_a_command_of_the_package_has_options_that_it_knows(words):
         {'export': export, 'report': report_command}[
             command]._parser().parse_args(options)
     elif command != 'install-chainer':
-        _parser([command]).parse_args([command, *options])
+        _parsed([command, *options])
 
 
 @pytest.mark.parametrize('code', [

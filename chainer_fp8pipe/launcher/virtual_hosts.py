@@ -100,8 +100,10 @@ def enter() -> None:
         process.wait()
 
 
-class VirtualHosts(contextlib.AbstractContextManager):
+class VirtualHosts:
     """Hosts around a switch, each with a cable; call :func:`enter` before.
+
+    A process has one such network, which ends with it.
 
     Their names are ``node0`` and so on.  The rate is that of each cable and
     direction, in bit/s on the wire, Ethernet's headers included.  ``others``
@@ -144,11 +146,6 @@ class VirtualHosts(contextlib.AbstractContextManager):
                 self.shape(None, f'port{index}')
         for place in (None, *self.hosts):
             self.call(place, 'sh', '-c', _SETTINGS)
-
-    def __exit__(self, *exception: object) -> None:
-        self.ip(None, [f'link del {INTERFACE}', *(
-            f'link del port{index}' for index in range(len(self.hosts))), *(
-            f'netns del {host}' for host in self.hosts)])
 
     def addresses(self, host: int) -> list[str]:
         """The IPv4 addresses of a host, by number; its own one first."""

@@ -57,20 +57,20 @@ def sent(network, each, *command):
     return {{'/'.join(name): count - before[name]
             for name, count in so_far().items()}}
 
-with Star(2, 200e6, switch=True) as star:
-    said['sent'] = sent(star, 1, {_EXCHANGES!r})
-    said['limits'] = [star.call(host, 'tc', 'qdisc', 'show', 'dev', 'eth0')
-                      for host in ('node0', 'node1')]
-    said['control'] = [star.call(
-        host, 'cat', '/proc/sys/net/ipv4/tcp_congestion_control')
-        for host in ('node0', 'switch', None)]
-    try:
-        # In a session of its own it does not notice the end of mpiexec.
-        star.run(['setsid', '--fork', '--wait', 'sleep', '1000'], timeout=1)
-    except subprocess.TimeoutExpired:
-        while star.call(None, 'ip', 'netns', 'pids', 'node0'):
-            time.sleep(0.05)        # it takes the kernel a moment
-        said['ended'] = True
+star = Star(2, 200e6, switch=True)
+said['sent'] = sent(star, 1, {_EXCHANGES!r})
+said['limits'] = [star.call(host, 'tc', 'qdisc', 'show', 'dev', 'eth0')
+                  for host in ('node0', 'node1')]
+said['control'] = [star.call(
+    host, 'cat', '/proc/sys/net/ipv4/tcp_congestion_control')
+    for host in ('node0', 'switch', None)]
+try:
+    # In a session of its own it does not notice the end of mpiexec.
+    star.run(['setsid', '--fork', '--wait', 'sleep', '1000'], timeout=1)
+except subprocess.TimeoutExpired:
+    while star.call(None, 'ip', 'netns', 'pids', 'node0'):
+        time.sleep(0.05)        # it takes the kernel a moment
+    said['ended'] = True
 print('\\n' + json.dumps(said))
 '''
 

@@ -78,6 +78,23 @@ def test_a_rank_says_whether_it_waits_and_where(action, state, words,
     assert current_waits() == []
 
 
+def polls(is_over):
+    count = 0
+    with waiting(lambda: [Wait('frame 1')]):
+        while not is_over():
+            count += 1
+            time.sleep(0.001)
+
+
+@pytest.mark.parametrize('of_the_package', [False, True])
+def test_a_rank_moves_on_unless_frames_of_the_package_alone_change(
+        monkeypatch, of_the_package):
+    if of_the_package:
+        monkeypatch.setattr(watch, '_OURS', __file__)
+    first, last = says(polls)
+    assert (first.moves == last.moves) == of_the_package
+
+
 def naps(over, comm):
     while not over.is_set():
         time.sleep(0.01)
