@@ -30,34 +30,36 @@ from .placeholder import is_placeholder
 
 Attribute = tuple[str, str]     # path of a link, name
 #: Those that links have of Chainer.
-CHAINERS = frozenset(('_params', '_persistent', '_children', '_device'))
+CHAINERS = frozenset(('_params', '_persistent', '_children', '_device',
+                      '_overridden_to_methods'))
 #: Packages whose objects have threads or other ranks behind them.
 _FOREIGN = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe', 'mpi4py'))
+_SIMPLE = frozenset((int, float, bool, str, type(None)))
 _CONTAINERS = list, dict, set, collections.deque
 
 
 def _copies(links: Mapping[str, chainer.Link]
             ) -> tuple[dict[str, dict[str, Any]], list[Any]]:
     """Copies of attributes, and everything that was copied."""
+    found = {path: dict(vars(link)) for path, link in links.items()}
+    values = [(own, name, value) for own in found.values()
+              for name, value in own.items()
+              if type(value) not in _SIMPLE and name not in CHAINERS]
     # Those behind NumPy's and Python's functions, which a pass seeds anew.
     memo: dict[int, Any] = {id(one): one for one in (
-        numpy.random.mtrand._rand, vars(random)['_inst'], *links.values(),
-        *(one for link in links.values() for one in link.params()))}
-    for link in links.values():
-        # What cannot be written to may be large: a file in memory, say.
-        memo.update((id(leaf), leaf) for value in vars(link).values()
-                    for leaf in nested.leaves(value)[0]
-                    if isinstance(leaf, (chainer.Variable, nested.Dataless))
-                    or not getattr(leaf.flags, 'writeable', True))
-    found = {path: dict(vars(link)) for path, link in links.items()}
-    for own in found.values():
-        for name, value in own.items():
-            if name not in CHAINERS and (
-                    type(value).__module__.partition('.')[0] not in _FOREIGN):
-                try:
-                    own[name] = copy.deepcopy(value, memo)
-                except Exception:       # of any class
-                    memo[id(value)] = value
+        numpy.random.mtrand._rand, vars(random)['_inst'], *links.values())}
+    # What cannot be written to may be large: a file in memory, say.
+    memo.update((id(leaf), leaf) for _, _, value in values
+                for leaf in ([value] if isinstance(value, chainer.Variable)
+                             else nested.leaves(value)[0])
+                if isinstance(leaf, (chainer.Variable, nested.Dataless))
+                or not getattr(leaf.flags, 'writeable', True))
+    for own, name, value in values:
+        if type(value).__module__.partition('.')[0] not in _FOREIGN:
+            try:
+                own[name] = copy.deepcopy(value, memo)
+            except Exception:       # of any class
+                memo[id(value)] = value
     return found, memo.get(id(memo), [])    # deepcopy keeps originals there
 
 

@@ -77,7 +77,6 @@ class Recorder:
         collectives.hold(self)
         hold_calls(map(type, names.links.values()), self)
         self.known = KnownCalls(names, pipeline)
-        self._forms: set[Any] = set()
         self.moving: set[int] = set()       # ids of links, see why_once()
         self._reasons: dict[str, str] = {}
         #: Paths of the links that are run as one call.
@@ -89,15 +88,13 @@ class Recorder:
         return [f'link {path} is not divided: {reason.partition(". ")[0]}'
                 for path, reason in self._reasons.items()]
 
-    def record(self, run: Callable[[], Any], place: Place = NOWHERE,
-               form: Any = None) -> Program:
+    def record(self, run: Callable[[], Any], place: Place = NOWHERE
+               ) -> Program:
         """The program of what ``run`` calls, in a block of `placeholders`.
 
         Args:
             run: Calls the model.
             place: Where in the training that is.
-            form: No link looks at data in a second call of this form that has
-                not done so in the first; None: nobody knows.
 
         Raises:
             PlaceholderError: The model's own forward looks at computed data.
@@ -105,7 +102,7 @@ class Recorder:
         names, shaped = self.names, len(self.names.shaped)
         while True:
             one = _Recording(self, Program(names, place))
-            before = None if form in self._forms else copied(names.links)
+            before = copied(names.links)
             try:
                 with names.reporter.scope(one.program.reports), \
                         between_calls(place), intercepting(one):
@@ -118,14 +115,11 @@ class Recorder:
                     raise
                 self.atomic |= {found}
                 self._reasons[found] = str(error)
-                if before is not None:
-                    set_attributes(names.links, before)
+                set_attributes(names.links, before)
                 for name in names.shaped[shaped:]:
                     place_array(names.parameters[name], None)
                 del names.shaped[shaped:]
             else:
-                if form is not None:
-                    self._forms.add(form)
                 return one.program
 
     @contextlib.contextmanager

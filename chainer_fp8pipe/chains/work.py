@@ -195,9 +195,7 @@ class ChainWork(Work):
         # Forward may write to its batch, which the script still has.
         args, kwargs = nested.rebuilt(tree, [one.copy() for one in leaves])
         program = part.recorder.record(
-            lambda: function(*args, **kwargs), place, form=(
-                step, getattr(function, '__func__', function), repr(tree),
-                tuple([(one.shape, one.dtype.str) for one in leaves])))
+            lambda: function(*args, **kwargs), place)
         if step != 'predict':
             check_result(program.result)
         part.state.note(program)
