@@ -9,7 +9,6 @@ import copy
 import importlib
 import inspect
 import os
-import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -97,25 +96,26 @@ def load(model: chainer.Link, file: str) -> str:
     """Loads a model from where all its names are in a file; the place."""
     serializer = chainer.serializers.DictionarySerializer()
     serializer.save(model)
-    # A parameter without values takes those of any shape.
-    wanted = {key: numpy.shape(own) if own.dtype != object else 'any shape'
-              for key, own in serializer.target.items()}
-    found = []
+    own = serializer.target
+    first = min(own, default='')
     with numpy.load(file, allow_pickle=False) as archive:
-        for place in {key[:at.start()] for key in archive.files
-                      for at in re.finditer('(?<=/)|^', key)}:
-            if wanted.keys() == {key.removeprefix(place) for key
-                                 in archive.files if key.startswith(place)}:
+        found = []
+        for name in archive.files:
+            place = name.removesuffix(first)
+            keys = {key.removeprefix(place) for key in archive.files
+                    if key.startswith(place)}
+            if place + first == name and keys == own.keys():
                 # Others of a snapshot may be None, which is a pickle.
-                arrays = {key: archive[place + key] for key in wanted}
-                if all(shape in (arrays[key].shape, 'any shape')
-                       for key, shape in wanted.items()):
+                arrays = {key: archive[place + key] for key in own}
+                # A parameter without values takes those of any shape.
+                if all(value.dtype == object or value.shape
+                       == arrays[key].shape for key, value in own.items()):
                     found.append((place, arrays))
     if len(found) != 1:
         raise ValueError(
-            f'{file} has {len(found)} models with the parameters '
-            f'{dict(sorted(wanted.items()))}; '
-            'name class and arguments of the training in --class')
+            f'{file} has {len(found)} models with the parameters of --class '
+            f'({", ".join(sorted(own))}) and their shapes; name class and '
+            'arguments of the training')
     (place, arrays), = found
     chainer.serializers.NpzDeserializer(arrays).load(model)
     return place
@@ -124,18 +124,17 @@ def load(model: chainer.Link, file: str) -> str:
 def read_example(model: chainer.Link, file: str) -> _Arrays:
     """The arrays of a file, by the names of forward's parameters."""
     loaded = numpy.load(file, allow_pickle=False)
-    arrays = [loaded] if isinstance(loaded, numpy.ndarray) else [
-        loaded[name] for name in loaded.files]
+    given = getattr(loaded, 'files', None) or ['arr_0']
     # ``__call__`` is what a class of Chainer 3 has.
     names = [*inspect.signature(getattr(model, 'forward', model)).parameters]
-    given = [name for name in getattr(loaded, 'files', ())
-             if not name.startswith('arr_')]
-    if given != names[:len(given)]:
-        raise ValueError(f'{file} has arrays {", ".join(given)}; name them as '
-                         f'forward does, in its order ({", ".join(names)}), '
-                         'or leave names out')
-    return {names[n] if n < len(names) else f'input_{n}': array
-            for n, array in enumerate(arrays)}
+    for name, own in zip(given, names, strict=False):
+        if name != own and not name.startswith('arr_'):
+            raise ValueError(
+                f'{file} has arrays {", ".join(given)}; name them as forward '
+                f'does, in its order ({", ".join(names)}), or leave names out')
+    return dict(zip([*names, *given[len(names):]], (
+        [loaded[name] for name in given] if hasattr(loaded, 'files')
+        else [loaded]), strict=False))
 
 
 def compute(model: chainer.Link, inputs: _Arrays) -> _Arrays:
@@ -150,38 +149,36 @@ def compute(model: chainer.Link, inputs: _Arrays) -> _Arrays:
 
 
 def proven(model: chainer.Link, example: _Arrays) -> bytes:
-    """The graph if onnxruntime computes the same; says how near it is."""
+    """The graph if onnxruntime computes the same, which is said; else b''."""
     import onnx_chainer
     import onnxruntime
-    generator = numpy.random.default_rng(0)
-    drawn = {name: generator.choice(x.reshape(-1), x.shape)
-             for name, x in example.items()}
-    cases = {'the example': example, 'values drawn anew': {
-        name: (x * generator.uniform(0.3, 1.5, x.shape)).astype(x.dtype)
-        if x.dtype.kind == 'f' else x for name, x in drawn.items()}}
-    expected = {what: compute(model, inputs)
-                for what, inputs in cases.items()}
+    draw = numpy.random.default_rng(0)
+    drawn = {name: draw.choice(x.reshape(-1), x.shape) * (
+        draw.uniform(0.3, 1.5, x.shape).astype(x.dtype)
+        if x.dtype.kind == 'f' else x.dtype.type(1))
+        for name, x in example.items()}
+    cases = [(what, inputs, compute(model, inputs)) for what, inputs in (
+        ('the example', example), ('values drawn anew', drawn))]
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         made = onnx_chainer.export(
             model, (*example.values(),), opset_version=_OPSET,
-            input_names=[*example], output_names=[*expected['the example']])
+            input_names=[*example], output_names=[*cases[0][2]])
     made.ir_version = _IR_VERSION
-    graph, differing = made.SerializeToString(), ''
+    graph = made.SerializeToString()
     session = onnxruntime.InferenceSession(
         graph, providers=['CPUExecutionProvider'])
-    for what, outputs in expected.items():
+    for what, inputs, outputs in cases:
         found = session.run([*outputs], {
-            one.name: cases[what][one.name] for one in session.get_inputs()})
+            one.name: inputs[one.name] for one in session.get_inputs()})
         part = numpy.max([       # NaN where one is
             abs(ours - theirs.astype(float)).max() / (abs(ours).max() or 1)
             for ours, theirs in zip(outputs.values(), found, strict=True)])
         print(f'{what}: {", ".join(outputs)} differ by {part:.2g} of their '
               'largest value')
         if not part <= _TOLERANCE:
-            differing = what
-    if differing:
-        print(f'Not proven: it differs with {differing}. What forward '
-              "computes without Chainer's functions, such as from x.array or "
-              'x.shape, would be a constant in the file')
-    return b'' if differing else graph
+            print(f'Not proven: it differs with {what}. What forward computes '
+                  "without Chainer's functions, such as from x.array or "
+                  'x.shape, would be a constant in the file')
+            return b''
+    return graph

@@ -226,7 +226,7 @@ def test_the_model_is_found_in_any_snapshot(command, make, file, place):
     ('model.npz', 'nets:number()', 'x.npy', 'names no Chain or other Link'),
     ('model.npz', 'trains.py:Net', 'x.npy', 'belongs under "if __name__ =='),
     ('model.npz', 'nets:Net(4)', 'x.npy', 'has 0 models with the param'),
-    ('model.npz', 'nets:Old', 'x.npy', "'l1/b': (3,)}"),
+    ('model.npz', 'nets:Old', 'x.npy', '--class (l1/W, l1/b)'),
     ('nothing.npz', 'nets:Net', 'x.npy', 'No such file or directory'),
     ('nets.py', 'nets:Net', 'x.npy', 'pickled (object)'),
     ('model.npz', 'nets:Net', 'pickled.npy', 'allow_pickle=False'),

@@ -15,15 +15,11 @@ import contextlib
 import fcntl
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import numpy
-
-#: A process, its descriptor, and the device and file behind that.
-Place = tuple[int, int, int, int]
 
 
 class Cache:
@@ -43,8 +39,6 @@ class Cache:
         self._map = mmap.mmap(fd, os.fstat(fd).st_size)
         numbers = numpy.frombuffer(self._map, numpy.int64, 1 + 2 * samples)
         self._used, self._entries = numbers[:1], numbers[1:].reshape(-1, 2)
-        self._threads = threading.Lock()    # the kernel sees one process
-        self._owner = os.getpid()
 
     @classmethod
     def create(cls, samples: int, budget: int) -> Cache:
@@ -57,7 +51,7 @@ class Cache:
         return cache
 
     @classmethod
-    def open(cls, place: Place, samples: int) -> Cache | None:
+    def open(cls, place: tuple[int, ...], samples: int) -> Cache | None:
         """That of another process of this node; None if not allowed."""
         pid, number, *file = place
         try:
@@ -72,8 +66,8 @@ class Cache:
         return cls(fd, samples)
 
     @property
-    def place(self) -> Place:
-        """The address of this memory for other processes of the node."""
+    def place(self) -> tuple[int, ...]:
+        """For others of the node: process, descriptor, device and file."""
         status = os.fstat(self._fd)
         return os.getpid(), self._fd, status.st_dev, status.st_ino
 
@@ -99,11 +93,10 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        if os.getpid() != self._owner:      # a fork has other threads
-            self._owner, self._threads = os.getpid(), threading.Lock()
-        with self._threads:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        # Opened anew, it is locked for other threads and forks as well.
+        with open(f'/proc/self/fd/{self._fd}', 'rb') as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+                fcntl.flock(file, fcntl.LOCK_UN)

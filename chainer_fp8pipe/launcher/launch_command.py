@@ -215,10 +215,9 @@ def _from_the_same_place(ended: Sequence[Ending]) -> int:
 
 def table(ended: Sequence[Ending]) -> str:
     """A row for each start, in lines that end with a line feed."""
-    rows = columns([('start', 'at', 'updates', 'ran'), *(
+    rows = columns([('start', 'at', 'updates', 'ran', 'ended by'), *(
         (str(number), time.strftime('%m-%d %H:%M:%S', time.localtime(one.at)),
          f'{one.updates[0]}-{one.updates[-1]}' if one.updates else 'none',
-         in_words(one.seconds))
-        for number, one in enumerate(ended, 1))], right=True)
-    return ''.join(f'{row}  {cause}\n' for row, cause in zip(
-        rows, ['ended by', *(one.cause for one in ended)], strict=True))
+         in_words(one.seconds), one.cause)
+        for number, one in enumerate(ended, 1))])
+    return ''.join(f'{row}\n' for row in rows)

@@ -8,11 +8,12 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 from . import svg
-from .quantities import seconds, share, size
+from .quantities import seconds, size
 from .record import PHASES, RankInterval, RunRecord, written_whole
-from .timeline import chrome_trace, draw_timeline, look_of
+from .timeline import chrome_trace, draw_timeline
 from .verdict import diagnose, mean_of, mean_sent, verdict
 
 _STYLE = '''
@@ -85,11 +86,8 @@ def _curves(record: RunRecord) -> str:
         for name, value in point.values.items():
             series[name.rsplit('/', 1)[-1]][name].append(
                 (point.iteration, value))
-    marks = [one.iteration for one in record.starts if one.iteration]
-    return ''.join(
-        _wide(svg.lines(name, series[name], marks)) for name in sorted(
-            series, key=lambda name: (name != 'loss', name != 'accuracy',
-                                      name)))
+    return ''.join(_wide(svg.lines(name, series[name])) for name in sorted(
+        series, key=lambda name: (name != 'loss', name != 'accuracy', name)))
 
 
 def _phases(ranks: dict[str, list[RankInterval]]) -> str:
@@ -102,21 +100,18 @@ def _phases(ranks: dict[str, list[RankInterval]]) -> str:
             bars[name.replace('rank', 'beside')] = hidden
     used = [phase for phase in PHASES
             if any(bar.get(phase) for bar in bars.values())]
-    boxes, lines = [], []
+    boxes = []
     for row, (name, bar) in enumerate(bars.items()):
-        left, whole = 0.0, sum(bar.values()) or 1.0
-        for phase in used:
-            part = bar.get(phase, 0.0)
-            right = left + 1e3 * part
-            boxes.append(svg.Box(
-                row, left, right, look_of(phase)[1], f'{name}: {phase}, '
-                f'{seconds(part)} ({share(part / whole)})'))
-            left = right
-        lines.append((name, seconds(sum(bar.values())), *(
-            seconds(bar.get(phase, 0.0)) for phase in used)))
+        ends = [*accumulate(bar.get(phase, 0.0) for phase in used)]
+        boxes += [svg.Box(
+            row, 1e3 * (end - bar.get(phase, 0.0)), 1e3 * end, phase,
+            f'{name}: {phase}, {seconds(bar.get(phase, 0.0))}')
+            for phase, end in zip(used, ends, strict=True)]
     return _wide(svg.boxes(
-        'Mean time of an update by rank', [(name, 1.0) for name in bars],
-        boxes, dict(map(look_of, used)))) + _table(lines, ('', 'all', *used))
+        'Mean time of an update by rank', [*bars], boxes)) + _table([
+            (name, seconds(sum(bar.values())), *(
+                seconds(bar.get(phase, 0.0)) for phase in used))
+            for name, bar in bars.items()], ('', 'all', *used))
 
 
 def _timeline(record: RunRecord, path: str) -> str:

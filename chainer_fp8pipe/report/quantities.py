@@ -24,15 +24,11 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds, with a unit that suits, as in ``'12.3 ms'``, ``'3 min 20 s'``.
-    """
-    if not math.isfinite(value):
-        return str(value)
-    if value >= 99.5:
+    """Seconds, with a unit that suits: ``'12.3 ms'``, ``'3 min 20 s'``."""
+    if 99.5 <= value < math.inf:
         minutes, rest = divmod(round(value), 60)
-        hours, minutes = divmod(minutes, 60)
-        return f'{hours} h {minutes} min' if hours else (
-            f'{minutes} min {rest} s')
+        return f'{minutes} min {rest} s' if minutes < 60 else (
+            f'{minutes // 60} h {minutes % 60} min')
     # 0.9996 ms are 1 ms with three digits, not 1000 us.
     scale, unit = next((pair for pair in _TIMES
                         if float(f'{abs(value):.3g}') >= pair[0]), _TIMES[-1])
@@ -65,14 +61,10 @@ def counted(count: int, what: str) -> str:
     return f'{count} {what}{ending}'
 
 
-def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
-    """Lines of text, one for each row, with cells below each other.
-
-    ``right``: whether cells are aligned to the right.
-    """
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of text, one for each row, with cells below each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ['  '.join(f'{cell:{"<>"[right]}{width}}' for cell, width in zip(
-        row, widths, strict=True)).rstrip() for row in rows]
+    return ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def parse_bytes(text: Any) -> float | None:

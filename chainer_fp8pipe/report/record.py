@@ -18,7 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from .stream import Event
 
@@ -132,8 +132,7 @@ class RecordWriter:
         os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
         self._path = os.path.join(folder, _FOLDER, f'rank{rank}.jsonl')
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
-            with written_whole(self._path) as file:
-                file.write(_HEADER)
+            self._append(_HEADER)
         elif not _lines(self._path)[-1].endswith('\n'):    # a kill has cut it
             self._append('\n')
 
@@ -203,55 +202,50 @@ def _join(record: RunRecord, ranks: Mapping[int, list[Part]],
         record.remarks.append(
             f'The folder has {first} earlier starts, of other trainings.')
     record.starts = began[first:]
-    placed = [*_placed(ranks, began, first)]
-    record.seconds = sum(
-        max(part.time for _, at, part in placed if at == place) - start.time
-        for place, start in enumerate(record.starts))
-    record.ends = {place: part for rank, place, part in placed
-                   if not rank and isinstance(part, RunEnd)}
-    for _, _, part in placed:
-        if isinstance(part, CurvePoint):
+    parts = _placed(ranks, began)
+    for place, start in enumerate(began[first:], first):
+        record.seconds += max(
+            part.time for kind in get_args(Part)
+            for _, part in parts[place, kind]) - start.time
+        for rank, end in parts[place, RunEnd]:
+            if not rank:
+                record.ends[place - first] = end
+        for _, point in parts[place, CurvePoint]:
             while record.curves and (
-                    record.curves[-1].iteration >= part.iteration):
+                    record.curves[-1].iteration >= point.iteration):
                 record.curves.pop()     # after which this start began
-            record.curves.append(part)
-    now = [(rank, part) for rank, place, part in placed
-           if place == len(record.starts) - 1]
-    here = {rank: part for rank, part in now if isinstance(part, RunStart)}
-    record.hosts = {rank: start.host for rank, start in here.items()}
-    record.stages = {rank: start.stage for rank, start in here.items()}
-    record.ended = {rank for rank, part in now if isinstance(part, RunEnd)}
-    record.intervals = [part for _, part in now
-                        if isinstance(part, RankInterval)]
+            record.curves.append(point)
+    record.hosts = {rank: one.host for rank, one in parts[place, RunStart]}
+    record.stages = {rank: one.stage for rank, one in parts[place, RunStart]}
+    record.ended = {rank for rank, _ in parts[place, RunEnd]}
+    record.intervals = [one for _, one in parts[place, RankInterval]]
     updates: dict[int, list[RecordedUpdate]] = defaultdict(list)
-    for _, part in now:
-        if isinstance(part, RecordedUpdate):
-            updates[part.iteration].append(part)
+    for _, one in parts[place, RecordedUpdate]:
+        updates[one.iteration].append(one)
     record.updates = [
         RecordedUpdate(its[0].time, iteration, max(
-            one.seconds for one in its), tuple(
-                event for one in its for event in one.events))
-        for iteration, its in sorted(updates.items()) if len(its) == len(here)]
-    missing = [str(rank) for rank in range(record.starts[-1].ranks)
-               if rank not in here]
-    if missing:
+            one.seconds for one in its), sum((one.events for one in its), ()))
+        for iteration, its in sorted(updates.items())
+        if len(its) == len(record.hosts)]
+    if missing := {*range(began[-1].ranks)} - record.hosts.keys():
         record.remarks.append(
-            f'Rank {", ".join(missing[:8])}{", ..." * bool(missing[8:])} left '
-            'no record here: RunReport was not added there, or the host '
-            'writes to another disk.')
+            f'Rank {", ".join(map(str, sorted(missing)))} left no record '
+            'here: RunReport was not added there, or the host writes to '
+            'another disk.')
 
 
-def _placed(ranks: Mapping[int, list[Part]], began: list[RunStart],
-            first: int) -> Iterator[tuple[int, int, Part]]:
-    """Rank, place among the starts from the first on, and part."""
+def _placed(ranks: Mapping[int, list[Part]], began: list[RunStart]
+            ) -> dict[Any, list[tuple[int, Any]]]:
+    """Ranks and parts, by place of the start and kind."""
+    found: dict[Any, list[tuple[int, Any]]] = defaultdict(list)
     for rank, parts in ranks.items():
         place = -1
         for part in parts:
             if isinstance(part, RunStart):
-                distances = [abs(one.time - part.time) for one in began]
-                place = distances.index(min(distances)) - first
-            if place >= 0:
-                yield rank, place, part
+                place = min(range(len(began)), key=lambda number: abs(
+                    began[number].time - part.time))
+            found[place, type(part)].append((rank, part))
+    return found
 
 
 def _lines(path: str) -> list[str]:

@@ -10,11 +10,6 @@ import time
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-#: Names of the events in which a rank computes.
-COMPUTATION = ('forward', 'recompute', 'backward', 'backward_weight',
-               'update')
-#: What an update waits for where nothing is overlapped.
-_EXCHANGE = ('encode', 'exchange', 'decode')
 #: Seconds between two events that are one: a thread that polls makes many.
 _GAP = 100e-6
 
@@ -22,10 +17,10 @@ _GAP = 100e-6
 class Event(NamedTuple):
     """What a rank did from when to when.
 
-    Names are those of :data:`COMPUTATION`, ``'send'``, ``'receive'``,
-    ``'exchange'``, ``'encode'``, ``'decode'`` and ``'input'``.
-    ``backward_weight`` is the weight half of a backward pass that runs on its
-    own.
+    Names are ``'input'``, ``'forward'``, ``'recompute'``, ``'backward'``,
+    ``'backward_weight'``, ``'update'``, ``'send'``, ``'receive'``,
+    ``'exchange'``, ``'encode'`` and ``'decode'``.  ``backward_weight`` is the
+    weight half of a backward pass that runs on its own.
     """
 
     rank: int
@@ -59,15 +54,10 @@ class EventStream:
         self.updates = 0
         self.bytes_sent = self.stage_bytes = self.stage_arrays = 0
         self.seconds: dict[str, float] = defaultdict(
-            float, dict.fromkeys(_EXCHANGE, 0.0))
+            float, encode=0.0, exchange=0.0, decode=0.0)
         self.hidden = self.seconds.copy()
         self._keeping: tuple[list[Section], ...] = ()
         self._thread = _Thread(self.seconds)
-
-    @property
-    def waited(self) -> float:
-        """Seconds that updates had to wait for their exchange, in all."""
-        return sum(self.seconds[name] for name in _EXCHANGE)
 
     def keep(self) -> list[Section]:
         """A list to which what follows is appended, for :func:`events_of`."""
@@ -93,15 +83,13 @@ class EventStream:
     def sent(self, count: int) -> None:
         """Adds bytes that were handed to MPI, in the innermost section."""
         self.bytes_sent += count
-        self._note(count)
+        if self._thread.open:
+            self._thread.open[-1].bytes += count
 
     def carried(self, count: int, whole: int) -> None:
         """Adds a message's bytes to another stage, and those of its arrays."""
         self.stage_bytes += count
         self.stage_arrays += whole
-        self._note(count)
-
-    def _note(self, count: int) -> None:
         if self._thread.open:
             self._thread.open[-1].bytes += count
 
@@ -115,11 +103,9 @@ class EventStream:
 
 
 def stream_of(*owners: Any) -> EventStream:
-    """The stream in which one of them writes, as ``events``; else a new one.
-    """
-    streams = (getattr(owner, 'events', None) for owner in owners)
-    return next((stream for stream in streams
-                 if isinstance(stream, EventStream)), EventStream())
+    """The stream in which one of them writes, as ``events``, or a new one."""
+    return next((owner.events for owner in owners if isinstance(
+        getattr(owner, 'events', None), EventStream)), EventStream())
 
 
 class Section:

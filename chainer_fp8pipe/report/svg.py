@@ -17,8 +17,13 @@ _WIDE, _LEFT, _RIGHT, _TOP, _LOW, _ROW = 860, 84, 844, 34, 246, 34
 #: The colour-blind tell them apart (Okabe and Ito, "Color Universal Design",
 #: 2008).
 _COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9')
-#: Values on a logarithmic axis spread by more than this.
-_LOGARITHMIC = 20.0
+#: Colours of events and phases, in the order of the legend.
+_EVENTS = {
+    'input': '#f0e342', 'forward': '#3366ab', 'recompute': '#73add9',
+    'backward': '#de701f', 'backward_weight': '#f5b359', 'update': '#218738',
+    'send': '#9e2973', 'receive': '#c9579e', 'exchange': '#d978bd',
+    'encode': '#0d8c99', 'decode': '#73bfb3', 'other': '#737373',
+    'between': '#bfb380'}
 
 
 class Box(NamedTuple):
@@ -27,19 +32,15 @@ class Box(NamedTuple):
     row: int
     left: float
     right: float
-    colour: str
+    name: str               # of the event or phase
     words: str
 
 
-def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
-          marks: Iterable[float] = ()) -> str:
-    """A line for each name; '' where no two points are finite.
+def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]
+          ) -> str:
+    """A line for each name, through its updates and values that are finite.
 
-    Args:
-        title: What is drawn.
-        series: By name, updates and values; those that are not finite are
-            left out.
-        marks: Updates at which a training was started again.
+    '' where there are no two points.
     """
     points = [point for line in series.values() for point in line
               if math.isfinite(point[1])]
@@ -47,9 +48,6 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
         return ''
     left, right = min(points)[0], max(points)[0]
     low, high = min(y for _, y in points), max(y for _, y in points)
-    is_log = 0 < _LOGARITHMIC * low < high
-    if is_log:
-        low, high = math.log10(low), math.log10(high)
     if high == low:
         low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
     right += right == left
@@ -60,55 +58,41 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
     def y_of(y: float) -> float:
         return _TOP + (high - y) / (high - low) * (_LOW - _TOP)
     body = [*(_grid(_LEFT, y_of(y), _RIGHT, y_of(y)) + _text(
-                _LEFT - 6, y_of(y) + 4, number(10 ** y if is_log else y, 3),
-                'end') for y in _ticks(low, high)),
+                _LEFT - 6, y_of(y) + 4, number(y, 3), 'end')
+              for y in _ticks(low, high)),
             *(_text(x_of(x), _LOW + 18, number(x, 6), 'middle')
-              for x in _ticks(left, right)),
-            *(_grid(x_of(x), _TOP, x_of(x), _LOW, '3 4')
-              for x in marks if left <= x <= right)]
+              for x in _ticks(left, right))]
     looks = dict(zip(series, itertools.cycle(_COLOURS)))
     for name, line in series.items():
-        path = ' '.join(
-            f'{x_of(x):.1f},{y_of(math.log10(y) if is_log else y):.1f}'
-            for x, y in line if math.isfinite(y))
+        path = ' '.join(f'{x_of(x):.1f},{y_of(y):.1f}'
+                        for x, y in line if math.isfinite(y))
         body.append(f'<polyline points="{path}" fill="none" stroke='
                     f'"{looks[name]}" stroke-width="2">'
                     f'<title>{escaped(name)}</title></polyline>')
     return _svg(title, body, _LOW, 'update', looks)
 
 
-def boxes(title: str, rows: Sequence[tuple[str, float]],
-          found: Sequence[Box], looks: Mapping[str, str]) -> str:
-    """Boxes in rows, later ones in front; '' without any.
-
-    Args:
-        title: What is drawn.
-        rows: Name and height, of which 1 is usual.
-        found: The boxes.
-        looks: The legend: colours by name.
-    """
+def boxes(title: str, rows: Sequence[str], found: Sequence[Box]) -> str:
+    """Boxes in rows, by name, later ones in front; '' without any."""
     end = max((box.right for box in found), default=0.0)
     if not end:
         return ''
-    scale = (_RIGHT - _LEFT) / end
-    tops = [*itertools.accumulate(
-        (_ROW * height for _, height in rows), initial=_TOP)]
-    body = [_text(_LEFT - 6, (top + below) / 2 + 4, name, 'end')
-            for (name, _), (top, below) in zip(
-                rows, itertools.pairwise(tops), strict=True)]
-    for box in found:
-        high = tops[box.row + 1] - tops[box.row]
-        body.append(
-            f'<rect x="{_LEFT + scale * box.left:.2f}" '
-            f'y="{tops[box.row] + 0.1 * high:.1f}" '
-            f'width="{scale * (box.right - box.left):.2f}" '
-            f'height="{0.8 * high:.1f}" fill="{box.colour}">'
-            f'<title>{escaped(box.words)}</title></rect>')
+    scale, bottom = (_RIGHT - _LEFT) / end, _TOP + _ROW * len(rows)
+    body = [_text(_LEFT - 6, _TOP + _ROW * (row + 0.5) + 4, name, 'end')
+            for row, name in enumerate(rows)]
+    body += [f'<rect x="{_LEFT + scale * box.left:.2f}" '
+             f'y="{_TOP + _ROW * (box.row + 0.1):.1f}" '
+             f'width="{scale * (box.right - box.left):.2f}" '
+             f'height="{0.8 * _ROW:.1f}" '
+             f'fill="{_EVENTS.get(box.name, _EVENTS["other"])}">'
+             f'<title>{escaped(box.words)}</title></rect>' for box in found]
     for x in _ticks(0.0, end):
         place = _LEFT + scale * x
-        body += [_grid(place, tops[-1], place, tops[-1] + 5),
-                 _text(place, tops[-1] + 18, number(x, 4), 'middle')]
-    return _svg(title, body, tops[-1], 'ms', looks)
+        body += [_grid(place, bottom, place, bottom + 5),
+                 _text(place, bottom + 18, number(x, 4), 'middle')]
+    used = {box.name for box in found}
+    return _svg(title, body, bottom, 'ms', {
+        name: colour for name, colour in _EVENTS.items() if name in used})
 
 
 def as_file(figure: str) -> str:
@@ -146,11 +130,9 @@ def _text(x: float, y: float, words: str, anchor: str = 'start') -> str:
             f'{escaped(words)}</text>')
 
 
-def _grid(x1: float, y1: float, x2: float, y2: float, dashes: str = 'none'
-          ) -> str:
+def _grid(x1: float, y1: float, x2: float, y2: float) -> str:
     return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" '
-            f'stroke="#888" stroke-opacity="0.5" stroke-dasharray="{dashes}"'
-            '/>')
+            'stroke="#888" stroke-opacity="0.5"/>')
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -1,49 +1,12 @@
-"""What ranks do when: idle time, a Chrome trace, and a picture."""
+"""What ranks do when, as Chrome trace and as picture."""
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
 from . import svg
-from .quantities import seconds, share
-from .stream import COMPUTATION, Event
-
-#: Of events by name, in the order of the legend: label and colour.
-_LOOKS = {
-    'input': ('input', '#f0e342'),
-    'forward': ('forward', '#3366ab'),
-    'recompute': ('forward again', '#73add9'),
-    'backward': ('backward', '#de701f'),
-    'backward_weight': ('backward, weight half', '#f5b359'),
-    'update': ('update', '#218738'),
-    'send': ('send and receive', '#9e2973'),
-    'receive': ('send and receive', '#9e2973'),
-    'exchange': ('exchange', '#d978bd'),
-    'encode': ('encode', '#0d8c99'),
-    'decode': ('decode', '#73bfb3'),
-    'between': ('between updates', '#bfb380'),
-}
-
-
-def look_of(name: str) -> tuple[str, str]:
-    """Label and colour of events; those without a look of their own: grey."""
-    return _LOOKS.get(name, (name, '#737373'))
-
-
-def idle_share(events: Iterable[Event]) -> float:
-    """The share of all ranks' time in which they do not compute, 0 to 1.
-
-    The time is that from the first event's start to the last event's end,
-    both of main threads.  Communication counts as idle, as long as a rank
-    does nothing else.
-    """
-    events = [event for event in events if not event.beside]
-    span = (max((event.end for event in events), default=0.0)
-            - min((event.start for event in events), default=0.0))
-    busy = sum(event.end - event.start for event in events
-               if event.name in COMPUTATION)
-    ranks = len({event.rank for event in events})
-    return max(0.0, 1.0 - busy / (span * ranks)) if span else 0.0
+from .quantities import seconds
+from .stream import Event
 
 
 def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
@@ -86,20 +49,16 @@ def draw_timeline(title: str, events: Iterable[Event]) -> str:
               if event.end > event.start]
     threads = sorted({(event.rank, event.beside) for event in events})
     origin = min((event.start for event in events), default=0.0)
-    boxes = [svg.Box(
-        threads.index((event.rank, event.beside)),
-        1e3 * (event.start - origin), 1e3 * (event.end - origin),
-        look_of(event.name)[1], f'rank {event.rank}: {look_of(event.name)[0]}'
-        + ''.join(f', {what} {number}' for what, number in (
-            ('chunk', event.chunk), ('micro-batch', event.micro_batch))
-            if number is not None) + f', {seconds(event.end - event.start)}')
-        for event in events]
-    used = {event.name for event in events}
     return svg.boxes(title, [
-        ('beside', 0.4) if beside else (f'rank {rank}', 1.0)
-        for rank, beside in threads], boxes, dict(
-            look_of(name) for name in dict.fromkeys((*_LOOKS, *sorted(used)))
-            if name in used))
+        'beside' if beside else f'rank {rank}' for rank, beside in threads], [
+        svg.Box(
+            threads.index((event.rank, event.beside)),
+            1e3 * (event.start - origin), 1e3 * (event.end - origin),
+            event.name, ', '.join((f'rank {event.rank}: {event.name}', *(
+                f'{what} {number}' for what, number in (
+                    ('chunk', event.chunk), ('micro-batch', event.micro_batch))
+                if number is not None), seconds(event.end - event.start))))
+        for event in events])
 
 
 def _outer_first(events: Iterable[Event]) -> list[Event]:
@@ -107,7 +66,5 @@ def _outer_first(events: Iterable[Event]) -> list[Event]:
 
 
 def picture(events: Iterable[Event], title: str) -> str:
-    """A timeline as a file, with the share of idle time in its title."""
-    events = list(events)
-    return svg.as_file(draw_timeline(
-        f'{title} (ranks idle {share(round(idle_share(events), 3))})', events))
+    """A timeline as a file."""
+    return svg.as_file(draw_timeline(title, events))

@@ -33,14 +33,11 @@ PARTS = {
         'other extensions.'),
     'other': (
         ('other',), 'No section of an update covers it; a profiler shows it.')}
-#: A cost beside computing is named from this share of an update on.
-_WORTH = 0.05
 #: What the bytes to other stages are called in a record.
 TO_STAGES = 'to stages'
 
-#: A rank is slow if its work is so many times that of others in the median of
-#: intervals, and, in this share of the intervals, at least so many times.
-_SLOW, _OFTEN, _PART = 1.15, 0.8, 1.05
+#: A rank is slow from so many times the others' work on.
+_SLOW = 1.15
 #: A stage is slow from so many times the others' work on.
 _SLOW_STAGE = 1.25
 #: Intervals of a rank that are looked at: the newest.
@@ -98,17 +95,13 @@ def _result(record: RunRecord) -> Iterator[tuple[str, str]]:
 def _endings(record: RunRecord) -> str:
     """How many starts crashed or were killed."""
     *before, last = map(record.ends.get, range(len(record.starts)))
-    died = sum(not end or bool(end.error) for end in before) + bool(
-        last and last.error)
-    what = 'One start' if not before else f'{len(before) + 1} starts'
-    found = [sentence for condition, sentence in (
-        (died and before,
-         f'{died} crashed or {"was" if died == 1 else "were"} killed'),
-        (not last, 'the last one has no end: it runs, or was killed'),
-        (last and last.error,
-         f'the last one crashed: {last.error if last else ""}')) if condition]
-    return (f'{what}: {"; ".join(found)}.' if found
-            else f'Nothing died: {what.lower()}.')
+    died = sum(not end or bool(end.error) for end in before)
+    said = [f'{died} crashed or killed'] * bool(died)
+    if not last or last.error:
+        said.append(f'the last one crashed: {last.error}' if last else
+                    'the last one runs, or was killed')
+    return (f'{counted(len(before) + 1, "start")}: '
+            f'{"; ".join(said) or "nothing died"}.')
 
 
 def _update(intervals: Sequence[RankInterval], settings: Mapping[str, str]
@@ -128,13 +121,11 @@ def _update(intervals: Sequence[RankInterval], settings: Mapping[str, str]
     # The longest part, and if it is computing, the next one as well.
     costs = sorted(((sum(phases[name] for name in names), what)
                     for what, (names, _) in PARTS.items()), reverse=True)
-    if costs[0][1] != 'forward and backward':
-        del costs[1:]
-    for label, (cost, what) in zip(('costs most', 'costs most beside it'),
-                                   costs, strict=False):
-        if label == 'costs most' or cost >= _WORTH * whole:
-            yield label, (f'{what}, {seconds(cost)} or {share(cost / whole)} '
-                          f'of it. {PARTS[what][1]}')
+    for label, (cost, what) in zip(('costs most', 'costs most beside it')[
+            :1 + (costs[0][1] == 'forward and backward')], costs,
+            strict=False):
+        yield label, (f'{what}, {seconds(cost)} or {share(cost / whole)} of '
+                      f'it. {PARTS[what][1]}')
 
 
 def mean_of(intervals: Sequence[RankInterval], field: str
@@ -203,16 +194,13 @@ def diagnose(record: RunRecord) -> list[str]:
 def _times_as_long(its: Sequence[RankInterval],
                    others: Sequence[RankInterval]) -> float:
     """How many times as long a rank works as others; 0: as usual."""
-    ratios, quick = [], []
+    ratios = []
     for one in its:
         there = [other.own for other in others if other.first
                  <= (one.first + one.last) / 2 <= other.last]
         if there:
-            low, middle = map(median, zip(*there, strict=True))
-            ratios.append(one.own[1] / middle)
-            quick.append((one.own[0] / low, one.own[0] / middle))
-    is_slow = ratios and (
-        min(median(ratios), median(low for low, _ in quick)) >= _SLOW
-        and min(median(part for _, part in quick), sorted(ratios)[
-            int((1 - _OFTEN) * len(ratios))]) >= _PART)
-    return median(ratios) if is_slow else 0.0
+            ratios.append([mine / median(theirs) for mine, theirs in zip(
+                one.own, zip(*there, strict=True), strict=True)])
+    quick, middle = map(median, zip(*ratios, strict=True)) if ratios else (
+        0.0, 0.0)
+    return middle if min(quick, middle) >= _SLOW else 0.0

@@ -3,7 +3,6 @@ import os
 import pickle
 import subprocess
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 from chainer_fp8pipe.images import ImageError, ImageFolder
 from chainer_fp8pipe.images.cache import Cache
@@ -157,30 +156,6 @@ def test_one_process_waits_for_another_and_goes_on_when_that_is_killed():
         holder.kill()
         thread.join(300)
     assert cache.get(0) == b'a'
-
-
-def test_threads_do_not_write_over_each_other():
-    cache = Cache.create(400, 10 ** 6)
-
-    def fill(first):
-        for index in range(first, 400, 4):
-            cache.put(index, bytes([index % 256]) * 100)
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(fill, range(4)))
-    assert all(cache.get(index) == bytes([index % 256]) * 100
-               for index in range(400))
-
-
-def test_a_fork_in_the_middle_of_a_call_does_not_wait_for_it():
-    cache = Cache.create(2, 100)
-    cache._threads.acquire()        # as another thread of the parent
-    pid = os.fork()
-    if not pid:
-        cache.put(0, b'child')
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    cache._threads.release()
-    assert cache.get(0) == b'child'
 
 
 def test_only_the_same_memory_is_opened():

@@ -66,18 +66,6 @@ def test_an_epoch_is_finished_with_other_ranks_and_batches(
         batches(samples, *then, used), then[1])) == list(range(samples))
 
 
-@pytest.mark.parametrize(('samples', 'batch', 'ranks', 'sizes'), [
-    (10, 4, 1, [[4], [3], [3]]),
-    (13, 2, 2, [[2, 2], [1, 2], [1, 2], [1, 2]]),
-    (5, 1, 4, [[1, 1, 1, 2]]),
-    (8, 4, 2, [[4, 4]]),
-    (9, 4, 2, [[2, 3], [2, 2]]),
-])
-def test_sizes_derived_by_hand(samples, batch, ranks, sizes):
-    assert [[len(of_rank) for of_rank in step] for step in parts(
-        batches(samples, batch, ranks), ranks)] == sizes
-
-
 def test_an_order_depends_on_the_seed_and_the_epoch_alone():
     orders = {(seed, epoch): tuple(epoch_order(50, seed, epoch))
               for seed in (0, 1, 1 << 32, 1 << 40) for epoch in range(3)}

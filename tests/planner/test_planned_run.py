@@ -92,7 +92,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
      '--communicator does not go with --plan'),
     (['--plan', 'plan.json', '--warmup', '2'],
      'or edit "choice" in plan.json'),
-    (['--plan', 'no.json'], 'no.json cannot be read (No such file'),
+    (['--plan', 'no.json'], 'no.json: No such file'),
     (['--plan', 'alone.json'], 'one process is for 1 rank, not 2; start'),
     (['--plan', 'plan.json'], 'plan.json has 2 stages, 3 micro-batches, 1f1b, '
      'and is of a script that creates no communicator')])

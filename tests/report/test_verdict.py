@@ -30,13 +30,12 @@ def test_figures_are_means_over_ranks_and_updates(tmp_path):
 
 
 @pytest.mark.parametrize(('ends', 'said'), [
-    (('',), 'Nothing died: one start.'),
-    ((None,), 'One start: the last one has no end: it runs, or was killed.'),
-    (('ValueError: x',), 'One start: the last one crashed: ValueError: x.'),
-    ((None, ''), '2 starts: 1 crashed or was killed.'),
-    (('', ''), 'Nothing died: 2 starts.'),
-    (('E: e', None, None),
-     '3 starts: 2 crashed or were killed; the last one has no end: it runs, '
+    (('',), '1 start: nothing died.'),
+    ((None,), '1 start: the last one runs, or was killed.'),
+    (('ValueError: x',), '1 start: the last one crashed: ValueError: x.'),
+    ((None, ''), '2 starts: 1 crashed or killed.'),
+    (('', ''), '2 starts: nothing died.'),
+    (('E: e', None, None), '3 starts: 2 crashed or killed; the last one runs, '
      'or was killed.')])
 def test_how_starts_ended(tmp_path, ends, said):
     found = lines_of(tmp_path, ends=ends,

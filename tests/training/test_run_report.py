@@ -293,7 +293,7 @@ def test_the_verdict_and_the_page_are_those_of_the_end(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f'page: {tmp_path / "page.html"}'
     assert any('8 updates' in line for line in lines)
-    assert 'Nothing died: one start.' in (tmp_path / 'page.html').read_text()
+    assert '1 start: nothing died.' in (tmp_path / 'page.html').read_text()
 
 
 @pytest.mark.parametrize('fails', [False, True])

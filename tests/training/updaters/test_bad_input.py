@@ -146,8 +146,8 @@ CUTS = {
          {**PLAN, 'order': [['/x/W'], *PLAN['order']]}),
         ('before /nowhere', {**PLAN, 'cuts': [{'before': '/nowhere',
                                                'calls_later': 0}]}),
-        ('bad_input.py is no JSON', __file__),
-        (r'no_such.json cannot be read \(No such file', 'no_such.json'))},
+        ('bad_input.py: Extra data', __file__),
+        ('no_such.json: No such file', 'no_such.json'))},
     'plan of one rank': (
         'rank 1: a plan is given on this rank, and none on rank 0',
         lambda comm: cut(comm, plan=PLAN if comm.rank else None)),
