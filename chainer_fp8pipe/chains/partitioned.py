@@ -39,7 +39,6 @@ class Chunk:
         self.parameters: list[chainer.Parameter] = [
             partition.names.parameters[name]
             for name in partition.placement.used[chunk]]
-        self.links = list(partition.names.links.values())
         self.statistics: Any = None     # of batch normalisations
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place

@@ -20,7 +20,7 @@ from ..pipeline.layers import checked_weight
 from ..pipeline.meetings import NotTraced
 from ..pipeline.randomness import Place, preserved, seed_at
 from ..pipeline.reported import Report, Reports, add, report_of
-from ..pipeline.stage import Channels, weights_of
+from ..pipeline.stage import weights_of
 from ..pipeline.work import Batch, Work, rows, samples_of
 from . import nested
 from .deferred import draw
@@ -212,11 +212,11 @@ class ChainWork(Work):
                         'the partition with such an example')
         program.settle(layout, part.chunks)
 
-    def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
+    def prepare(self, step: str, batch: Batch, everyone: list[Any]) -> None:
         """All ranks of the pipeline have recorded the same calls."""
         part = self._partition
-        given = said[self._grid.stage_index][1]
-        if any(one != said[0] for one in said):
+        given = everyone[self._grid.stage_index][1]
+        if any(one != everyone[0] for one in everyone):
             raise_together(self._grid.pipeline, lambda: {
                 **self._description(), 'the loss_weight': repr(given)},
                 NotTraced, dict, _SAME)
@@ -226,12 +226,9 @@ class ChainWork(Work):
             [one.notes.labels for one in part.programs], batch.sizes,
             self._grid.replicas if step == 'train' else 1))
 
-    def deal(self, step: str, batch: Batch, channels: Channels
-             ) -> tuple[list[Arrays], list[float]]:
-        """Inputs where the model begins, weights where the loss is.
-
-        Of each micro-batch.
-        """
+    def scatter(self, step: str, batch: Batch
+                ) -> tuple[list[Arrays], list[float]]:
+        """Each micro-batch's inputs, and weights where the loss is."""
         inputs: list[Arrays] = [()] * len(self._partition.programs)
         if self._grid.stage_index > 0:
             inputs = []

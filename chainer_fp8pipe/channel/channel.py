@@ -2,14 +2,9 @@
 # A transfer is a message that describes the arrays, and one message per array.
 # One message with all in it would cost a copy of everything on each side.
 #
-# Arrays are best received into memory that waits for them: MPI then moves
-# them while both ranks compute, and copies nothing.  So the receiver posts
-# the receives of the next transfer ahead.  It can do so for arrays of one
-# description, the *usual* one, which is that of the first arrays and has a tag
-# of its own; others are received when their header is there.
-#
-# MPI moves a large message only while both sides are inside a call of MPI.
-# Between nodes, a thread makes such calls while a rank computes (`moving`).
+# MPI moves a large message only after its receive was posted, and while both
+# sides are inside a call of MPI.  Between nodes, a thread makes such calls
+# while a rank records or computes (`moving`), and posts these receives.
 #
 # A channel knows nothing of failures.  Who waits is given a function that
 # does, and may raise; then the channel cannot be used again, and messages may
@@ -31,8 +26,8 @@ from ..codecs.staging import array_module, download, empty_wire, upload_now
 from ..mpi.finalizing import HeldRequest
 from ..mpi.waiting import Wait, wait_until, waiting, world_ranks
 
-#: MPI's tags of a channel: of headers, of unusual and of usual arrays.
-_HEADER, _UNUSUAL, _USUAL, TAGS = range(4)
+#: MPI's tags of a channel.
+_HEADER, _ARRAYS, TAGS = range(3)
 _PERIOD = 1e-3      # seconds between calls of MPI
 
 
@@ -43,8 +38,10 @@ class RemoteError(RuntimeError):
 
 
 @contextlib.contextmanager
-def moving() -> Iterator[None]:
+def moving(receivers: Callable[[], list[Receiver]]) -> Iterator[None]:
     """A block in which messages between nodes move while this rank computes.
+
+    Of each of the ``receivers`` one transfer is received ahead.
     """
     done = threading.Event()
     tag: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)      # nobody's
@@ -52,6 +49,8 @@ def moving() -> Iterator[None]:
     def look() -> None:
         while not done.wait(_PERIOD):
             MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, tag)
+            for receiver in receivers():
+                receiver.look()
     thread = threading.Thread(target=look, name='MPI progress', daemon=True)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         done.set()
@@ -98,7 +97,6 @@ class _End:
         self._comm, self._peer, self._wait = comm, peer, wait
         self._first_tag = TAGS * tag
         self.world_peer = world_ranks(comm)[peer]
-        self._usual: list[_Spec | None] | None = None
 
 
 class Sender(_End):
@@ -117,13 +115,11 @@ class Sender(_End):
         specs = describe(arrays)
         wires = [_wire(array, spec) for array, spec in zip(
             arrays, specs, strict=True) if spec and array.size]
-        if self._usual is None:
-            self._usual = specs
-        tag = self._first_tag + (_USUAL if specs == self._usual else _UNUSUAL)
         self._leaving.append(HeldRequest(self._comm.isend(
             specs, self._peer, self._first_tag + _HEADER)))
         self._leaving.extend([HeldRequest(self._comm.Isend(
-            [wire, MPI.BYTE], self._peer, tag), wire) for wire in wires])
+            [wire, MPI.BYTE], self._peer, self._first_tag + _ARRAYS), wire)
+            for wire in wires])
         self._have_left()
         return sum(wire.nbytes for wire in wires)
 
@@ -150,50 +146,38 @@ class Receiver(_End):
 
     def __init__(self, *args: Any, xp: Any = numpy, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._xp, self._expected = xp, 0
-        self._posted: deque[_Posted] = deque()      # for the usual arrays
+        self._xp, self._lock = xp, threading.Lock()
+        self._coming: _Coming | None = None
 
-    def expect(self, count: int) -> None:
-        """Announces ``count`` more transfers, which are received ahead."""
-        self._expected += count
-        self._post(1)
+    def look(self) -> bool:
+        """Whether the next transfer is coming, which this starts to receive.
+        """
+        header = self._peer, self._first_tag + _HEADER
+        with self._lock:        # of a rank's own thread and of `moving`
+            if self._coming is None and self._comm.Iprobe(*header):
+                self._coming = _Coming(
+                    self._comm, self._peer, self._first_tag + _ARRAYS,
+                    self._comm.recv(None, *header), self._xp)
+        return self._coming is not None
 
     def receive(self, what: Callable[[], str] | None = None
                 ) -> tuple[Any, ...]:
-        """Waits for the next transfer, announced or not; its arrays.
+        """Waits for the next transfer; its arrays.
 
         They keep the order of their axes in memory.  ``what`` says what is
         waited for, where a job stalls.
         """
-        header = self._peer, self._first_tag + _HEADER
         with waiting(lambda: [Wait(
                 what() if what else f'a message from rank {self.world_peer}',
                 (self.world_peer,))]):
-            self._wait(lambda: self._comm.Iprobe(*header))
-            specs = self._comm.recv(None, *header)
-            if self._usual is None:
-                self._usual = specs
-            if specs == self._usual:
-                # Into memory that waits, and memory for the next one.
-                self._post(1 + (self._expected > 1))
-                coming = self._posted.popleft()
-            else:
-                coming = self._receives(specs, _UNUSUAL)
-            self._expected -= bool(self._expected)
+            self._wait(self.look)
+            coming: Any = self._coming
             self._wait(coming.have_arrived)
+        self._coming = None
         return coming.arrays(self._xp)
 
-    def _post(self, count: int) -> None:
-        """Has the receives of so many usual transfers posted."""
-        while self._usual is not None and len(self._posted) < count:
-            self._posted.append(self._receives(self._usual, _USUAL))
 
-    def _receives(self, specs: list[_Spec | None], tag: int) -> _Posted:
-        return _Posted(self._comm, self._peer, self._first_tag + tag, specs,
-                       self._xp)
-
-
-class _Posted:
+class _Coming:
     """The receives of one transfer, into new memory."""
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int,

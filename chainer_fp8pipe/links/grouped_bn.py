@@ -52,45 +52,30 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         if not chainer.config.train:
             return super().forward(x, **options)
         finetune, = argument.parse_kwargs(options, ('finetune', False))
-        if self.avg_mean is None:
-            self._find_size(x)
         number = self.N + 1 if finetune else self.N
-        # Recomputing a forward pass changes no running statistics.
-        averages = {} if chainer.config.in_recomputing else {
-            'mean': self.avg_mean, 'var': self.avg_var}
         function = GroupedBatchNormalizationFunction(
-            self.group, eps=self.eps, axis=self.axis, **averages,
+            self.group, eps=self.eps, axis=self.axis,
             decay=1 - 1 / number if finetune else self.decay)
-        gamma = self._get_gamma()[0] if self.gamma is None else self.gamma
-        beta = self._get_beta()[0] if self.beta is None else self.beta
         try:
-            result, = function.apply((x, gamma, beta))
+            if self.avg_mean is None:
+                self._initialize_params(tuple(
+                    length for axis, length in enumerate(x.shape)
+                    if axis not in self.axis))
+            # Recomputing a forward pass changes no running statistics.
+            if not chainer.config.in_recomputing:
+                function.running_mean = self.avg_mean
+                function.running_var = self.avg_var
+            result, = function.apply((
+                x, self._get_gamma()[0] if self.gamma is None else self.gamma,
+                self._get_beta()[0] if self.beta is None else self.beta))
         except BaseException:
             if not function.has_sent:       # the others wait for this rank
-                self.group.gather(numpy.array(
-                    [_REFUSED, *[0.0] * 2 * self.avg_mean.size]))
+                self.group.gather_objects(())
             raise
-        if averages:
+        if not chainer.config.in_recomputing:
             self.N = number
         self.group_elements = function.elements
         return result
-
-    def _find_size(self, x: Any) -> None:
-        """Initialises the parameters; all ranks must find the same size."""
-        size = tuple(length for number, length in enumerate(x.shape)
-                     if number not in self.axis
-                     ) if hasattr(x, 'shape') else type(x).__name__
-        for rank, other in enumerate(self.group.gather_objects(size)):
-            if other != size:
-                raise ValueError(
-                    f'batch normalisation over axis={self.axis} finds '
-                    f'channels of shape {other} on rank {rank} of the group, '
-                    f'and {size} on rank {self.group.rank}')
-        self._initialize_params(size)
-
-
-#: In place of the number of elements.
-_REFUSED = -1.0
 
 
 class GroupedBatchNormalizationFunction(
@@ -124,9 +109,10 @@ class GroupedBatchNormalizationFunction(
         local = self._shift.astype(self._dtype).astype(float)
         sums, squares = self._sum(centred), self._sum(centred ** 2)
         self.has_sent = True
-        mean, variance = self._joined(self._group.gather(numpy.concatenate([
-            [count], local + sums / max(count, 1),
-            numpy.maximum(squares - sums ** 2 / max(count, 1), 0)])))
+        mean, variance = self._joined(self._group.gather_objects(
+            numpy.concatenate([
+                [count], local + sums / max(count, 1),
+                numpy.maximum(squares - sums ** 2 / max(count, 1), 0)])))
         self._off = local - mean
         self._inverse = 1 / numpy.sqrt(variance + self.eps)
         self._update(mean, variance)
@@ -178,21 +164,23 @@ class GroupedBatchNormalizationFunction(
     def _centred(self, x: Any) -> Any:
         return x.astype(self._dtype, copy=False) - self._spread(self._shift, x)
 
-    def _joined(self, everyone: numpy.ndarray
+    def _joined(self, everyone: list[Any]
                 ) -> tuple[numpy.ndarray, numpy.ndarray]:
         """Means and biased variances of the whole batch.
 
         ``everyone`` has each rank's number of elements per channel, means,
-        and sums of squares about them; or a refusal.
+        and sums of squares about them; or nothing.
         """
-        counts = everyone[:, :1]
-        refused = numpy.flatnonzero(counts == _REFUSED)
-        if refused.size:
-            ranks = ', '.join(map(str, refused))
-            raise ValueError(f'batch normalisation failed on rank {ranks} of '
-                             'the group; see its message')
-        means, squares = everyone[:, 1:].reshape(
-            len(everyone), 2, -1).swapaxes(0, 1)
+        mine = len(everyone[self._group.rank])
+        if other := [str(rank) for rank, one in enumerate(everyone)
+                     if len(one) != mine]:
+            raise ValueError(
+                f'batch normalisation failed on rank {", ".join(other)} of '
+                'the group, or has other channels there; see its message')
+        found = numpy.array(everyone)
+        counts = found[:, :1]
+        means, squares = found[:, 1:].reshape(
+            len(found), 2, -1).swapaxes(0, 1)
         self.elements = int(counts.sum())
         if not self.elements:
             raise ValueError('no rank of the group has a sample to normalise; '

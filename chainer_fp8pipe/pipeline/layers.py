@@ -120,7 +120,6 @@ class LayersPart:
         foreign: See :class:`.Divisible`.
     """
 
-    links: Sequence[chainer.Link] = ()      # none forbids to run forward twice
     loss: LayersLoss | None = None          # behind the last layer
 
     def __init__(self, layers: Sequence[Layer], xp: Any = numpy,

@@ -66,7 +66,7 @@ class Meetings:
         text = '' if error is None else (
             str(error) if str(error) and type(error) in (
                 ValueError, NotTraced) else f'{type(error).__name__}: {error}')
-        texts, digests, values, untraced = zip(*self._say(comm, (
+        texts, digests, values, untraced = zip(*self._exchange(comm, (
             text, digest(entries), value, isinstance(error, NotTraced))),
             strict=True)
         if any(texts) or len(set(digests)) > 1:
@@ -81,7 +81,7 @@ class Meetings:
 
     def meet(self, comm: MPI.Comm, value: Any = None) -> list[Any]:
         """A later meeting: the values of all ranks, or RemoteError."""
-        texts, values = zip(*self._say(comm, ('', value)), strict=True)
+        texts, values = zip(*self._exchange(comm, ('', value)), strict=True)
         if any(texts):
             self._break(comm, texts)
         return list(values)
@@ -105,11 +105,11 @@ class Meetings:
                 if is_own:
                     show_traceback(comm)
                 # What only repeats the others' words is not said again.
-                said = self._say(comm, (
+                everyone = self._exchange(comm, (
                     str(error) or type(error).__name__ if is_own else ' ',
                     None))
                 with contextlib.suppress(RemoteError):
-                    self._break(comm, [text for text, _ in said])
+                    self._break(comm, [text for text, _ in everyone])
                 if not is_own:
                     raise RemoteError(self.broken) from error
             raise
@@ -118,7 +118,7 @@ class Meetings:
         """Sums a number over all ranks, which is a :meth:`meet`."""
         return float(numpy.sum(self.meet(self.comm, number)))
 
-    def _say(self, comm: MPI.Comm, what: tuple) -> list[Any]:
+    def _exchange(self, comm: MPI.Comm, what: tuple) -> list[Any]:
         if id(comm) not in self._meetings:
             self._meetings[id(comm)] = Meeting(comm)
         with self._waits():

@@ -4,8 +4,8 @@
 # and gives arrays and a `Tape` for the way back, whether it is some calls of a
 # Chain or some layers of a `Divisible`.  The graph is cut between parts.
 #
-# Sends do not wait, and receives are posted ahead, as the schedule says how
-# many will come.  A rank that fails tells all others, whatever they wait for.
+# Sends do not wait.  A rank that fails tells all others, whatever they wait
+# for.
 #
 # A mean over a batch is not the mean of its micro-batches' means where one is
 # shorter or labels are ignored.  So each micro-batch is weighted by its number
@@ -32,8 +32,8 @@ from ..mpi.ranks import nodes_of, once
 from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .backprop import Arrays, GradientSums, Tape
-from .batch_statistics import BatchStatistics, why_once
-from .layers import LayerError, blame
+from .batch_statistics import BatchStatistics
+from .layers import blame
 from .randomness import Place
 from .schedules import Kind, Schedule
 
@@ -43,7 +43,6 @@ class Part(Protocol):
 
     name: str                               # in messages
     parameters: list[chainer.Parameter]     # that it uses on this rank
-    links: list[chainer.Link]               # some may forbid to repeat it
     statistics: BatchStatistics             # where it notes what it normalises
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
@@ -121,7 +120,7 @@ class Channels:
     """
 
     def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
-        self.size, self._xp = comm.size, xp
+        self.size, self.rank, self._xp = comm.size, comm.rank, xp
         self._ends: dict[tuple[Any, int, int], Any] = {}
         if comm.size > 1:
             # Apart from whatever else is sent there.
@@ -156,7 +155,9 @@ class Channels:
 
     def moving(self) -> contextlib.AbstractContextManager[None]:
         """A block in which messages move while this rank computes."""
-        return moving() if self.size > 1 and self._shared.far else _NO_BLOCK
+        return moving(lambda: [
+            end for end in [*self._ends.values()] if isinstance(end, Receiver)
+        ]) if self.size > 1 and self._shared.far else _NO_BLOCK
 
     def flush(self) -> None:
         """Waits until all that was sent has left."""
@@ -166,10 +167,8 @@ class Channels:
 
     def fail(self, text: str) -> None:
         """Tells all ranks that this one cannot go on."""
-        for rank in range(self.size):
-            if self.size > 1 and rank != self._shared.comm.rank:
-                keep_forever(self._shared.comm.isend(
-                    text, rank, self._failure))
+        for rank in {*range(self.size)} - {self.rank}:
+            keep_forever(self._shared.comm.isend(text, rank, self._failure))
 
     def spoil(self) -> None:
         """Has the communicator never freed; on all ranks of a failed step."""
@@ -193,7 +192,6 @@ class Stage:
     """What one rank of a pipeline does in a step.
 
     Args:
-        rank: Of the stage in its pipeline.
         channels: To the other ranks; others may take their place later.
         last: Number of the pipeline's last chunk.
         recomputed: Numbers of the chunks that are recomputed.
@@ -201,10 +199,10 @@ class Stage:
         parts: Of the model that are here, by number of chunk.
     """
 
-    def __init__(self, rank: int, channels: Channels, last: int,
+    def __init__(self, channels: Channels, last: int,
                  recomputed: frozenset[int], events: EventStream,
                  parts: Mapping[int, Part]) -> None:
-        self._rank, self.channels, self._last = rank, channels, last
+        self.channels, self._last = channels, last
         self._recomputed, self._events = recomputed, events
         self.sums, self._statistics = GradientSums(), BatchStatistics()
         self._parts = parts
@@ -233,18 +231,11 @@ class Stage:
         self._places, self._loss, self._train = places, loss, train
         for micro_batch, arrays in enumerate(inputs):
             self._kept['activation', micro_batch, -1] = arrays
-        for number in self._parts if self.channels.size > 1 else ():
-            for what, boundary in (('activation', number - 1),
-                                   ('gradient', number))[:1 + train]:
-                if 0 <= boundary < self._last:
-                    self.channels.crossing(
-                        False, what, boundary).expect(len(places))
-        with self.channels.moving():
-            for kind, micro_batch, number in schedule.actions[self._rank]:
-                if kind is Kind.FORWARD:
-                    self._forward(micro_batch, number)
-                else:
-                    self._backward(kind, micro_batch, number)
+        for kind, micro_batch, number in schedule.actions[self.channels.rank]:
+            if kind is Kind.FORWARD:
+                self._forward(micro_batch, number)
+            else:
+                self._backward(kind, micro_batch, number)
         return [self._kept.pop(('activation', number, self._last), ())
                 for number in range(len(places))]
 
@@ -264,7 +255,6 @@ class Stage:
         arrays = self._take('activation', micro_batch, number, number - 1)
         again = self._train and number in self._recomputed
         if again:
-            _check_may_repeat(part)
             self._kept['inputs', micro_batch, number] = arrays
         with self._events.section('forward', micro_batch, number), blame(
                 lambda: part.name, micro_batch), (
@@ -328,7 +318,8 @@ class Stage:
             return end.receive(lambda: (
                 ('its input' if what == 'activation'
                  else 'the gradient of its output')
-                + f' from rank {end.world_peer}, in stage {self._rank}, '
+                + f' from rank {end.world_peer}, in stage '
+                f'{self.channels.rank}, '
                 f'micro-batch {micro_batch}'))
 
     def _give(self, what: str, micro_batch: int, number: int, boundary: int,
@@ -341,18 +332,6 @@ class Stage:
             self._events.carried(
                 self.channels.crossing(True, what, boundary).send(arrays),
                 sum(getattr(array, 'nbytes', 0) for array in arrays))
-
-
-def _check_may_repeat(part: Part) -> None:
-    """Raises LayerError if a part must not run forward twice."""
-    own = set(map(id, part.parameters))
-    for link in part.links:
-        reason = why_once(link)
-        found = [getattr(link, name) for name in link._params]
-        # A stage of a Chain has all links, but its own parameters only.
-        if reason and (not found or own.intersection(map(id, found))):
-            raise LayerError(f'{part.name} has {reason}; it cannot be '
-                             'recomputed: pass recompute=False')
 
 
 _NO_BLOCK: Any = contextlib.nullcontext()

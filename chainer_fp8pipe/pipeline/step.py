@@ -44,7 +44,6 @@ from .randomness import Place, preserved
 from .reported import means
 from .schedules import (
     Schedule,
-    at_least_one,
     bounds,
     make_schedule,
     recomputed,
@@ -95,13 +94,14 @@ class Pipeline:
                 ('recompute', recompute, False))}
 
         def work() -> tuple[Work, Schedule, frozenset[int]]:
-            at_least_one('micro_batches', given['micro_batches'])
             if not isinstance(seed, numbers.Integral):
                 raise TypeError(f'seed must be an integer, not {seed!r}')
             found = work_of(optimizer, grid, **options)
             _check_replicas(optimizer, grid)
             last = grid.stages * found.chunks - 1
             again = recomputed(given['recompute'], last)
+            order = make_schedule(given['schedule'], grid.stages,
+                                  given['micro_batches'], found.chunks)
             for name, value in given.items() if plan else ():
                 planned = getattr(plan, name)
                 if value != planned and not (
@@ -110,8 +110,6 @@ class Pipeline:
                     raise ValueError(
                         f'the model was planned for {name}={planned!r}; pass '
                         'another to partition(), not to the updater')
-            order = make_schedule(given['schedule'], grid.stages,
-                                  given['micro_batches'], found.chunks)
             if device is not None:
                 model.to_device(chainer.get_device(device))
             return found, order, again
@@ -122,16 +120,14 @@ class Pipeline:
                 'the cut of the layers': str(found[0].layout)},
             'Pass the same to PipelineUpdater on all ranks.')
         self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0
-        self._is_last = grid.stage_index == grid.stages - 1
         self.follow: Callable[[tuple[float, ...]], object] = lambda now: None
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
         self._meetings = Meetings(grid.comm, functools.partial(
             self.events.section, 'receive'))
         self._channels = self._new_channels()
-        self._stage = Stage(
-            grid.stage_index, self._channels, self.schedule.last_chunk, again,
-            self.events, self._work.parts())
+        self._stage = Stage(self._channels, self.schedule.last_chunk, again,
+                            self.events, self._work.parts())
 
     def step(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """One update of all stages.
@@ -187,13 +183,13 @@ class Pipeline:
     def _model(self) -> Any:
         return self.optimizer.target
 
+    @property
+    def _is_last(self) -> bool:
+        return self.grid.stage_index == self.grid.stages - 1
+
     def _new_channels(self) -> Channels:
-        channels = Channels(self.grid.pipeline, self.schedule.last_chunk,
-                            self._model.xp)
-        self._tied = TiedGradients(
-            self.grid.stage_index, self._work.tied(),
-            [one for _, one in self._model.namedparams()], channels)
-        return channels
+        return Channels(self.grid.pipeline, self.schedule.last_chunk,
+                        self._model.xp)
 
     # --- a step -------------------------------------------------------------
 
@@ -203,14 +199,19 @@ class Pipeline:
 
         Returns its result and the batch, which ``read`` gave on some rank.
         """
+        with self._channels.moving():
+            batch = self._open(step, read, method)
+            return self._carry_out(step, batch), batch
+
+    def _carry_out(self, step: str, batch: Batch) -> Any:
+        """What follows the first meeting; the result."""
         comm, work = self._comm(step), self._work
-        batch = self._open(step, read, method)
         problem, self._meetings.error = self._meetings.error, None
         if step != 'train' and isinstance(problem, NotTraced):
             work.forget(step)
             raise problem                       # on all ranks
         with self._failing_together(step):
-            outputs = self._carry_out(step, batch, problem)
+            outputs = self._compute(step, batch, problem)
             joined: Arrays = ()
             if step == 'predict' and self._is_last:
                 with blame(lambda: 'the output', 0):
@@ -226,10 +227,10 @@ class Pipeline:
                 else work.report(means(everyone)) if step == 'evaluate'
                 else self._hand_out(joined))
             self._meetings.meet(comm)
-        return result, batch
+        return result
 
-    def _carry_out(self, step: str, batch: Batch,
-                   problem: BaseException | None) -> list[Arrays]:
+    def _compute(self, step: str, batch: Batch,
+                 problem: BaseException | None) -> list[Arrays]:
         """The schedule; the last chunk's outputs, if a prediction wants them.
         """
         train, work = step == 'train', self._work
@@ -239,7 +240,7 @@ class Pipeline:
                 self._model.cleargrads()
             if problem is not None:
                 raise problem
-            inputs, weights = work.deal(step, batch, self._channels)
+            inputs, weights = work.scatter(step, batch)
         finally:        # the other replicas' last stages wait for it
             total = sum(weights)
             if train and self._is_last and self.grid.replicas > 1:
@@ -267,15 +268,17 @@ class Pipeline:
         spends an update on sending parameters.
         """
         optimizer = self.optimizer
+        tied = TiedGradients(self.grid.stage_index, self._work.tied(),
+                             self._model, self._channels)
         with self.events.section('receive'):
-            self._tied.add_up()
+            tied.add_up()
         if type(optimizer) is _MultiNodeOptimizer:
             with self.events.section('exchange'):
                 optimizer.communicator.multi_node_mean_grad(
                     self._model, optimizer.zero_fill)
             optimizer = optimizer.actual_optimizer
         with self.events.section('receive'):
-            self._tied.hand_back()
+            tied.hand_back()
         named = self._work.report(means(everyone))
         # After an exchange the replicas have the same numbers: the first
         # one's count.
@@ -448,7 +451,7 @@ class Pipeline:
 
 def _words(batch: Batch) -> bytes:
     """What of a batch is no array, which follow it."""
-    return pickle.dumps(batch._replace(parts=[], target=None))
+    return pickle.dumps(batch._replace(parts=[]))
 
 
 @contextlib.contextmanager

@@ -45,10 +45,10 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
     Raises ValueError for a hook that would look at one of several stages only,
     or draw other numbers on each rank.
     """
-    for owner in (optimizer, *(
-            parameter.update_rule for parameter in optimizer.target.params())):
+    rules = [one.update_rule for one in optimizer.target.params()]
+    for owner in (optimizer, *rules) if stages * replicas > 1 else ():
         for name, hook in _hooks(owner):
-            if stages * replicas > 1 and isinstance(hook, GradientNoise):
+            if isinstance(hook, GradientNoise):
                 raise ValueError(
                     f'the hook {name!r}, a GradientNoise, would draw other '
                     'noise on each rank for a parameter that several of them '
@@ -131,43 +131,40 @@ class TiedGradients:
     The first of its stages, its home, gets the sum, which is averaged there
     over replicas, and gives the mean back: so the copies stay the same, bit
     for bit.  ``ties`` has the stages of each tied parameter, by its ``id``;
-    the ``parameters`` are in an order that is the same on all ranks.
+    parameters of ``model`` are in the same order on all ranks.
     """
 
     def __init__(self, stage: int, ties: Mapping[int, tuple[int, ...]],
-                 parameters: list[chainer.Parameter],
-                 channels: Channels) -> None:
+                 model: chainer.Link, channels: Channels) -> None:
         self._channels = channels
         # Those that are at home here, with the others' stages; and those
         # that are elsewhere, with that stage.
         tied = {id(one): (one, *ties[id(one)])
-                for one in parameters if id(one) in ties}.values()
+                for _, one in (model.namedparams() if ties else ())
+                if id(one) in ties}.values()
         self._tied = [(one, home == stage, others if home == stage else [home])
                       for one, home, *others in tied]
 
     def add_up(self) -> None:
         """Sums at home; the others have nothing to average."""
-        for parameter, is_home, stages in self._tied:
-            for stage in stages:
-                if not is_home:
-                    self._channels.sender(stage).send((parameter.grad,))
-                    continue
-                gradient, = self._channels.receiver(stage).receive()
-                if parameter.grad is None:
-                    parameter.grad = gradient
-                elif gradient is not None:
-                    parameter.grad += gradient
-        self._channels.flush()
+        self._send(to_home=True)
         for parameter, is_home, _ in self._tied:
             if not is_home:
                 parameter.cleargrad()
 
     def hand_back(self) -> None:
         """Gives the gradients at home to the other stages."""
+        self._send(to_home=False)
+
+    def _send(self, to_home: bool) -> None:
         for parameter, is_home, stages in self._tied:
             for stage in stages:
-                if is_home:
+                if is_home != to_home:
                     self._channels.sender(stage).send((parameter.grad,))
-                else:
-                    parameter.grad, = self._channels.receiver(stage).receive()
+                    continue
+                gradient, = self._channels.receiver(stage).receive()
+                if parameter.grad is None or not to_home:
+                    parameter.grad = gradient
+                elif gradient is not None:
+                    parameter.grad += gradient
         self._channels.flush()      # an update may write to what was sent

@@ -19,7 +19,7 @@ from .backprop import Arrays
 from .layers import LayersLoss, LayersPart, as_tuple
 from .randomness import Place
 from .reported import Report, Reports
-from .stage import Channels, MeanLoss
+from .stage import MeanLoss
 
 
 class Batch(NamedTuple):
@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
     #: Inputs of a batch; or lists, of a Chain's batch.  Gone when it is cut.
     arrays: list[Any] = []
-    target: Any = None  # for the loss of layers; on the first stage
+    target: Any = None  # for the loss of layers; an array
     #: Names of the last ones, which are keyword arguments of a Chain.
     names: tuple[str, ...] = ()
     #: Numbers about the iterator, for the other stages.
@@ -78,7 +78,7 @@ class Work:
     It has this rank's part of the model and the options of
     :class:`.PipelineUpdater`, and raises TypeError or ValueError for what
     they cannot be.  A step calls ``batch``, :meth:`cut`, :meth:`rehearse`,
-    :meth:`prepare`, ``deal``, ``reported`` and ``report``, in this order; a
+    :meth:`prepare`, ``scatter``, ``reported`` and ``report``, in this order; a
     prediction ``joined`` and ``formed`` in place of the last two.
     """
 
@@ -108,7 +108,7 @@ class Work:
     def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
         """This rank's findings, which all ranks hear before they prepare."""
 
-    def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
+    def prepare(self, step: str, batch: Batch, everyone: list[Any]) -> None:
         """Prepares the work, with what :meth:`rehearse` gave on each rank."""
 
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
@@ -191,24 +191,15 @@ class LayersWork(Work):
         samples_of(inputs)
         return Batch(inputs, inputs.pop() if with_target else None)
 
-    def deal(self, step: str, batch: Batch, channels: Channels
-             ) -> tuple[list[Arrays], list[float]]:
-        """Inputs where the model begins, weights where the loss is.
-
-        Of each micro-batch.
-        """
+    def scatter(self, step: str, batch: Batch
+                ) -> tuple[list[Arrays], list[float]]:
+        """Each micro-batch's inputs, and weights where the loss is."""
         inputs: list[Arrays] = list(map(tuple, batch.parts))
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
-        if step == 'predict':
-            return inputs, []
-        target = batch.target
-        if self._grid.stages > 1 and self._grid.stage_index == 0:
-            channels.sender(self._grid.stages - 1).send((target,))
-        elif self._is_last and self._grid.stages > 1:
-            target, = channels.receiver(0).receive()
-        return inputs, self._loss.begin(
-            cut(target, batch.sizes)) if self._end else []
+        return inputs, self._loss.begin(cut(
+            self._model.device.send(batch.target), batch.sizes)) if (
+                self._end and step != 'predict') else []
 
     def reported(self) -> Reports:
         """Loss and metrics, which the last stage has computed."""

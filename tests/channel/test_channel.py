@@ -10,7 +10,7 @@ from chainer_fp8pipe.channel.channel import (
 
 import numpy
 import pytest
-from hypothesis import Phase, example, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.codecs import fake_cupy
@@ -88,10 +88,10 @@ def make(transfer, number):
 
 
 @on_ranks(2)
-def exchange(comm, plans, eager, announces):
+def exchange(comm, plans, eager, looks):
     """Each rank sends as its plan says, and gets what the other's says.
 
-    Transfers are announced, those of a step at once, or not.
+    The receiver looks for one before it wants it, or not.
     """
     sender, receiver = channel(comm)
     mine, other = plans[comm.rank], plans[1 - comm.rank]
@@ -102,8 +102,8 @@ def exchange(comm, plans, eager, announces):
             for number, transfer in enumerate(out):
                 sender.send(make(transfer, number))
         comm.Barrier()
-        if announces:
-            receiver.expect(len(into))
+        if looks:
+            receiver.look()
         for number in range(max(len(into), len(out))):
             if eager and number < len(out):
                 sender.send(make(out[number], number))
@@ -116,16 +116,12 @@ def exchange(comm, plans, eager, announces):
 
 
 @given(st.tuples(STEPS, STEPS), st.booleans(), st.booleans())
-# The second transfer is usual, and under way when a first one is received.
-@example(([[[((3,), 'f4', 'C')]],
-           [[((9,), 'u1', 'C')], [((3,), 'f4', 'C')]]],) * 2,
-         False, False)
 # Each failure ends a job of ranks, so a shorter one is not looked for.
 @settings(max_examples=60,
-          phases=[Phase.explicit, Phase.reuse, Phase.generate])
+          phases=[Phase.reuse, Phase.generate])
 def test_any_sequence_of_transfers_arrives_in_both_directions_at_once(
-        plans, eager, announces):
-    exchange(ranks=2, plans=plans, eager=eager, announces=announces)
+        plans, eager, looks):
+    exchange(ranks=2, plans=plans, eager=eager, looks=looks)
 
 
 # --- what travels ------------------------------------------------------------
@@ -135,7 +131,6 @@ def test_any_sequence_of_transfers_arrives_in_both_directions_at_once(
 def test_the_order_of_axes_in_memory_is_kept(comm, order):
     sender, receiver = channel(comm)
     array = numpy.arange(24.0).reshape(2, 3, 4).transpose(order)
-    receiver.expect(2)
     for arrays in [(array,), (array, None, array)]:
         sender.send(arrays)
         for found in filter(lambda a: a is not None, receiver.receive()):
@@ -157,7 +152,6 @@ def test_arrays_on_devices_and_hosts_arrive_where_they_shall(comm):
                 (device, device, device[:1], [device[0], *host[1:]])):
             sender, receiver = channel(comm)
             receiver._xp = xp
-            receiver.expect(4)
             for _ in range(4):
                 sender.send(sent)
                 found = receiver.receive()
@@ -202,10 +196,8 @@ def test_who_waits_asks_a_function_that_may_raise(comm):
 def test_a_channel_that_is_dropped_leaves_memory_to_mpi(comm):
     """What was sent stays readable; nothing is received into freed memory."""
     sender, receiver = channel(comm)
-    receiver.expect(3)
     sender.send((numpy.ones(BIG),))
     receiver.receive()
-    receiver.expect(1)      # one is posted
     comm.Barrier()
     del receiver
     for _ in range(2):
@@ -227,7 +219,6 @@ def test_what_cannot_be_sent_is_not_sent_in_part(comm):
             sender.send(bad)
         with pytest.raises(TypeError, match=text):
             describe(bad)
-    receiver.expect(1)
     sender.send((numpy.zeros(3),))
     assert_same(receiver.receive(), (numpy.zeros(3),))
     sender.flush()

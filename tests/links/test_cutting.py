@@ -3,7 +3,7 @@ import functools
 import itertools
 
 from chainer_fp8pipe.links import Divisible, lazy
-from chainer_fp8pipe.links.cutting import even_parts
+from chainer_fp8pipe.links.divisible import even_parts
 from chainer_fp8pipe.pipeline.step import Pipeline
 
 import chainer
@@ -40,19 +40,15 @@ def test_parameters_are_the_measure_unless_said_otherwise():
 @pytest.mark.parametrize(('balance', 'message'), [
     *((counts, '2 numbers of layers, one for each chunk, all 1 or more and 5 '
        'together') for counts in ([5], [2, 2, 1], [5, 0], [6, -1], [])),
-    ('memory', "unknown balance 'memory'.*'parameters', 'layers' and a list")])
+    ('memory', "unknown balance 'memory'.*'parameters', 'layers' and a list"),
+    ('parameters', r'layer 4 \(Linear\) learns the shape of its parameters '
+     "from its first input; .*balance='layers' or a list")])
 def test_a_measure_that_cannot_be_is_an_error(balance, message):
+    model = wide(1, 1, 1, 1)
+    model.append(L.Linear(None, 4))
     with pytest.raises(ValueError, match=message):
-        wide(1, 1, 1, 1, 1).share(0, 2, balance)
-
-
-def test_shapes_that_come_with_the_input_are_not_counted():
-    model = Divisible(L.Convolution2D(None, 4, 3), F.relu)
-    with pytest.raises(ValueError, match=(
-            r'layer 0 \(Convolution2D\) learns the shape of its parameters '
-            "from its first input; .*balance='layers' or a list")):
-        model.share(0, 1)
-    assert model.share(0, 2, 'layers').layout == ((0, 1), (1, 2))
+        model.share(0, 2, balance)
+    assert model.share(0, 2, 'layers').layout == ((0, 2), (2, 5))
 
 
 def test_shared_parameters_count_where_they_are_first():

@@ -4,7 +4,6 @@ import itertools
 import weakref
 
 from chainer_fp8pipe.chains.placeholder import is_placeholder
-from chainer_fp8pipe.chains.saving import saving_parts
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.layers import LayerError
 
@@ -71,15 +70,6 @@ def test_stages_have_every_layer_once_and_chunks_go_round():
         [2, 3], [6, 7]]
     with pytest.raises(RuntimeError, match='at a stretch'):
         second(np.ones((1, 2), np.float32))
-
-
-@pytest.mark.parametrize(('size', 'chunks', 'message'), [
-    (6, 1, '5 layers> cannot be cut into 1 chunks for each of 6 ranks'),
-    (2, 3, 'into 3 chunks for each of 2 ranks'),
-    (2, 0, 'into 0 chunks for each of 2 ranks: a chunk has 1 layer')])
-def test_too_many_chunks_for_the_layers_are_an_error(size, chunks, message):
-    with pytest.raises(ValueError, match=message):
-        Net().share(0, size, chunks=chunks)
 
 
 class Fails(chainer.initializer.Initializer):
@@ -296,15 +286,6 @@ def test_initial_values_depend_on_seed_and_index_only():
     assert bits(model(4, seed=1))['/0/W'] != whole['/0/W']
 
 
-@pytest.mark.parametrize(('factory', 'message'), [
-    (5, 'a class or function that makes a layer, .* not 5'),
-    (L.Linear(3, 2), 'a class or function that makes a layer'),
-])
-def test_lazy_takes_what_makes_a_layer(factory, message):
-    with pytest.raises(TypeError, match=message):
-        lazy(factory)
-
-
 # --- what parts carry along -------------------------------------------------
 
 def test_a_method_of_the_model_becomes_that_of_the_part():
@@ -339,6 +320,12 @@ def test_copies_share_arrays_in_mode_share_only():
     (lambda: Divisible(L.Linear), ValueError, 'must be callable.*no class'),
     (lambda: Divisible(3), ValueError, 'must be callable'),
     (lambda: Divisible()(INPUT), RuntimeError, 'has no layers'),
+    *((lambda given=given: lazy(given), TypeError,
+       'a class or function that makes a layer')
+      for given in (5, L.Linear(3, 2))),
+    *((lambda size=size, chunks=chunks: Net().share(0, size, chunks=chunks),
+       ValueError, f'into {chunks} chunks for each of {size} ranks: a chunk '
+       'has 1 layer') for size, chunks in ((6, 1), (2, 3), (2, 0))),
     *((lambda run=run: Net().divide(*run), ValueError, 'has no layers')
       for run in ((2, 2), (-1, 2), (3, 6))),
     (lambda: Net().share(0, 2).append(F.relu), ValueError,
@@ -359,26 +346,3 @@ def test_what_a_model_cannot_do_is_an_error_with_the_remedy(act, error,
     with pytest.raises(error, match=message):
         act()
 
-
-
-
-# --- files ------------------------------------------------------------------
-
-def saved(model):
-    """What ``save_npz`` writes, as a dictionary."""
-    file = io.BytesIO()
-    chainer.serializers.save_npz(file, model)
-    return dict(np.load(io.BytesIO(file.getvalue())))
-
-
-def test_the_parts_files_make_up_the_file_of_the_whole():
-    whole = saved(Net())
-    assert sorted(whole) == ['0/W', '0/b', '2/W', '2/b', '4/W', '4/b']
-    merged = {}
-    for rank in range(3):
-        with saving_parts():
-            part = saved(Net().share(rank, 3))
-        assert not set(part) & set(merged)
-        merged.update(part)
-    assert sorted(merged) == sorted(whole)
-    assert all((merged[key] == whole[key]).all() for key in whole)

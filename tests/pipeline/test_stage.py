@@ -42,7 +42,7 @@ def step(layers, cut=(), schedule='zero_bubble', recomputed=(), sums=None):
     parts[-1].loss = mean()
     loss, last = MeanLoss(), len(cut)
     loss.begin([1.] * 4, 4., None)
-    stage = Stage(0, Channels(MPI.COMM_SELF, last), last,
+    stage = Stage(Channels(MPI.COMM_SELF, last), last,
                   frozenset(recomputed), EventStream(),
                   dict(enumerate(parts)))
     stage.sums = sums or stage.sums
