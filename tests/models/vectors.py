@@ -524,7 +524,9 @@ class Moving(Chain):
 
 
 @net(lambda units=12, layers=4: dict(
-    blocks=L.Linear(units, units).repeat(layers), out=L.Linear(units, 10)))
+    # Names of a Sequential's layers are not in their order.
+    blocks=ChainList(*L.Linear(units, units).repeat(layers)),
+    out=L.Linear(units, 10)))
 def LayerDrop(self, x):
     """Stochastic depth: a coin says which of the layers run."""
     h = x
