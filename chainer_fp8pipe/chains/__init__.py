@@ -14,7 +14,7 @@ none of its calls.  In the order in which a call goes through these files:
 3. A rank makes the calls of its chunks on real values, and again where it
    recomputes.  It keeps the values that links carry to the next batch
    (``state``), and the parameters of its own (``placement``).
-4. ``work`` is what a pipeline asks of all this in a step
+4. ``adapter`` is what a pipeline asks of all this in a step
    (:mod:`chainer_fp8pipe.pipeline`), ``partitioned`` what a rank knows of the
    model, and the model's class.
 

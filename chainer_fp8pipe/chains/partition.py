@@ -16,6 +16,7 @@ from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..report.quantities import parse_bytes, size
 from . import nested
+from .adapter import check_result
 from .attributes import generators_of
 from .calls import order_of
 from .collectives import refuse_plain
@@ -38,7 +39,6 @@ from .placeholder import is_placeholder
 from .plan import PartitionPlan, load_plan
 from .program import Program
 from .recorder import Recorder, record_example
-from .work import check_result
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
 #: of a graph.

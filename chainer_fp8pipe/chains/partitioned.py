@@ -17,6 +17,7 @@ import chainer
 from ..intercept.function_calls import current, hold
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place
+from .adapter import ChainAdapter
 from .attributes import State, on_copies
 from .deferred import fetching
 from .layout import Layouts, sources_in
@@ -27,7 +28,6 @@ from .plan import PartitionPlan, table
 from .program import Program
 from .recorder import Recorder
 from .saving import check_whole
-from .work import ChainWork
 
 
 class Chunk:
@@ -164,7 +164,7 @@ class Partition:
             f' (its chunk {chunk // stages})' if self.plan.chunks > 1 else '')
 
     #: What the ranks of a pipeline do with a batch.
-    work = ChainWork
+    adapter = ChainAdapter
 
     def parts(self) -> dict[int, Chunk]:
         """This rank's parts of the model, by number of chunk."""

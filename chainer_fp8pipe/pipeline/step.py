@@ -37,6 +37,7 @@ from ..mpi.grid import Group, ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..mpi.world import enter_world
 from ..report.stream import stream_of
+from .adapter import Adapter, Batch, adapter_of, samples_of
 from .backprop import Arrays
 from .layers import blame
 from .meetings import Meetings, NotTraced, show_traceback
@@ -50,7 +51,6 @@ from .schedules import (
 )
 from .stage import BATCH, Channels, Stage
 from .whole_model import TiedGradients, decide_together, decisions
-from .work import Batch, Work, samples_of, work_of
 
 
 class Pipeline:
@@ -93,10 +93,10 @@ class Pipeline:
                 ('schedule', schedule, '1f1b'),
                 ('recompute', recompute, False))}
 
-        def work() -> tuple[Work, Schedule, frozenset[int]]:
+        def checked() -> tuple[Adapter, Schedule, frozenset[int]]:
             if not isinstance(seed, numbers.Integral):
                 raise TypeError(f'seed must be an integer, not {seed!r}')
-            found = work_of(optimizer, grid, **options)
+            found = adapter_of(optimizer, grid, **options)
             _check_replicas(optimizer, grid)
             last = grid.stages * found.chunks - 1
             again = recomputed(given['recompute'], last)
@@ -113,8 +113,8 @@ class Pipeline:
             if device is not None:
                 model.to_device(chainer.get_device(device))
             return found, order, again
-        self._work, self.schedule, again = raise_together(
-            grid.comm, work, ValueError, lambda found: {
+        self._adapter, self.schedule, again = raise_together(
+            grid.comm, checked, ValueError, lambda found: {
                 **{name: str(value) for name, value in given.items()},
                 'seed': str(seed), 'metrics': ', '.join(found[0].metrics),
                 'the cut of the layers': str(found[0].layout)},
@@ -127,7 +127,7 @@ class Pipeline:
             self.events.section, 'receive'))
         self._channels = self._new_channels()
         self._stage = Stage(self._channels, self.schedule.last_chunk, again,
-                            self.events, self._work.parts())
+                            self.events, self._adapter.parts())
 
     def step(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """One update of all stages.
@@ -171,13 +171,13 @@ class Pipeline:
             if not inputs or any(array is None for array in inputs):
                 raise ValueError(
                     'the first stage of each pipeline needs arrays')
-            return self._work.batch(tuple(
+            return self._adapter.batch(tuple(
                 getattr(array, 'array', array) for array in inputs), False)
         return self._run('predict', read, method)[0]
 
     def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
-        return self._work.batch(arrays)
+        return self._adapter.batch(arrays)
 
     @property
     def _model(self) -> Any:
@@ -205,26 +205,26 @@ class Pipeline:
 
     def _carry_out(self, step: str, batch: Batch) -> Any:
         """What follows the first meeting; the result."""
-        comm, work = self._comm(step), self._work
+        comm, adapter = self._comm(step), self._adapter
         problem, self._meetings.error = self._meetings.error, None
         if step != 'train' and isinstance(problem, NotTraced):
-            work.forget(step)
+            adapter.forget(step)
             raise problem                       # on all ranks
         with self._failing_together(step):
             outputs = self._compute(step, batch, problem)
             joined: Arrays = ()
             if step == 'predict' and self._is_last:
                 with blame(lambda: 'the output', 0):
-                    joined = work.joined(outputs, batch.sizes)
+                    joined = adapter.joined(outputs, batch.sizes)
                     describe(joined)            # or it could not be sent
             everyone = self._meetings.meet(
-                comm, None if step == 'predict' else work.reported())
+                comm, None if step == 'predict' else adapter.reported())
         with self._failing_together(step):
             self._channels.flush()
-            work.end()
+            adapter.end()
             result: Any = (
                 self._update(everyone) if step == 'train'
-                else work.report(means(everyone)) if step == 'evaluate'
+                else adapter.report(means(everyone)) if step == 'evaluate'
                 else self._hand_out(joined))
             self._meetings.meet(comm)
         return result
@@ -233,14 +233,14 @@ class Pipeline:
                  problem: BaseException | None) -> list[Arrays]:
         """The schedule; the last chunk's outputs, if a prediction wants them.
         """
-        train, work = step == 'train', self._work
+        train, adapter = step == 'train', self._adapter
         weights: list[float] = []
         try:
             if train:
                 self._model.cleargrads()
             if problem is not None:
                 raise problem
-            inputs, weights = work.scatter(step, batch)
+            inputs, weights = adapter.scatter(step, batch)
         finally:        # the other replicas' last stages wait for it
             total = sum(weights)
             if train and self._is_last and self.grid.replicas > 1:
@@ -249,14 +249,14 @@ class Pipeline:
                     total = (self.grid.data.allreduce(total)
                              / self.grid.replicas)
         scale = self.optimizer._loss_scale if train else None
-        work.mean.begin(weights, total, scale)
+        adapter.mean.begin(weights, total, scale)
         schedule = self.schedule if train else make_schedule(
             'forward', self.grid.stages, len(batch.sizes),
             self.schedule.chunks)
         with _mode(step):
             outputs = self._stage.run(
                 schedule, inputs, self._places(batch),
-                None if step == 'predict' else work.mean, train)
+                None if step == 'predict' else adapter.mean, train)
         if train:
             self._stage.finish(scale)
         return outputs
@@ -268,7 +268,7 @@ class Pipeline:
         spends an update on sending parameters.
         """
         optimizer = self.optimizer
-        tied = TiedGradients(self.grid.stage_index, self._work.tied(),
+        tied = TiedGradients(self.grid.stage_index, self._adapter.tied(),
                              self._model, self._channels)
         with self.events.section('receive'):
             tied.add_up()
@@ -279,7 +279,7 @@ class Pipeline:
             optimizer = optimizer.actual_optimizer
         with self.events.section('receive'):
             tied.hand_back()
-        named = self._work.report(means(everyone))
+        named = self._adapter.report(means(everyone))
         # After an exchange the replicas have the same numbers: the first
         # one's count.
         decide_together(optimizer, lambda number: self._meetings.add(
@@ -296,7 +296,7 @@ class Pipeline:
         for rank in range(last * self._is_last):
             self._channels.sender(rank).send(outputs)
         self._channels.flush()
-        return self._work.formed(outputs)
+        return self._adapter.formed(outputs)
 
     @contextlib.contextmanager
     def _failing_together(self, step: str) -> Iterator[None]:
@@ -313,7 +313,7 @@ class Pipeline:
                     if isinstance(group, Group):
                         group.give_up(text)
             self._stage.forget()
-            self._work.forget(step)
+            self._adapter.forget(step)
         try:
             with self._meetings.failing_together(self._comm(step), tell):
                 yield
@@ -357,14 +357,14 @@ class Pipeline:
                              + ' although the data have ended' * batch.ended),
                 **mine}, value)
         except BaseException:
-            self._work.undo()
+            self._adapter.undo()
             raise
         if batch.ended:
             raise StopIteration
         if comm is not grid.pipeline:
             heard = [heard[ranks[grid.replica_index]] for ranks in grid.ranks]
         with meetings.noting(), _mode(step):
-            self._work.prepare(step, batch, heard)
+            self._adapter.prepare(step, batch, heard)
         return batch
 
     def _settings(self, step: str, method: str | None) -> dict[str, str]:
@@ -375,7 +375,7 @@ class Pipeline:
                      'the loss scale': str(optimizer._loss_scale),
                      **decisions(optimizer, grid.stages, grid.replicas)}
         elif step == 'predict':
-            found = {'the method that predicts': self._work.choose(method)}
+            found = {'the method that predicts': self._adapter.choose(method)}
         self._meetings.must_go_on()     # other replicas may not know
         return found
 
@@ -387,7 +387,7 @@ class Pipeline:
         if step == 'train':
             self.follow(batch.progress)    # forward may ask the iterator
         with _mode(step):
-            return self._work.rehearse(step, batch, self._places(batch))
+            return self._adapter.rehearse(step, batch, self._places(batch))
 
     def _first_batch(self, step: str, read: Callable[[], Batch]) -> Batch:
         """The first stage's batch, cut."""
@@ -418,7 +418,7 @@ class Pipeline:
                 f'a batch of {samples} cannot be cut into {parts} '
                 'micro-batches; lower micro_batches, raise the batch '
                 'size, or let the iterator repeat')
-        batch = self._work.cut(batch._replace(step=step), [
+        batch = self._adapter.cut(batch._replace(step=step), [
             end - start for start, end in bounds(samples, parts)])
         _words(batch)
         for part in batch.parts[:len(batch.trees)]:

@@ -10,8 +10,8 @@ from chainer.dataset import concat_examples, convert
 from chainer.training.updaters import StandardUpdater
 
 from ..mpi.agreement import raise_together
+from ..pipeline.adapter import Batch
 from ..pipeline.step import Pipeline
-from ..pipeline.work import Batch
 
 _FIELDS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
 

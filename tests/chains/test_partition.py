@@ -4,13 +4,13 @@ from unittest import mock
 
 from chainer_fp8pipe import atomic, partition
 from chainer_fp8pipe.chains import (
+    adapter,
     deferred,
     layout,
     partitioned,
     placement,
     program,
     recorder,
-    work,
 )
 from chainer_fp8pipe.chains import partition as module
 from chainer_fp8pipe.training.extensions import save_whole_model
@@ -101,9 +101,9 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm):
 
 #: The same for a step with a micro-batch of a new form.
 STEPS = [(owner, name, rank) for owner, name in (
-    (placement.Placement, 'problem'), (work.ChainWork, '_record'),
+    (placement.Placement, 'problem'), (adapter.ChainAdapter, '_record'),
     (partitioned.State, 'note'), (recorder.Recorder, 'record'),
-    (layout, 'Layout'), (work, 'check_result'), (program.Program, 'settle'))
+    (layout, 'Layout'), (adapter, 'check_result'), (program.Program, 'settle'))
     for rank in (0, 1)]
 
 

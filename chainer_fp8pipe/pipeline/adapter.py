@@ -1,6 +1,6 @@
 """What a pipeline's ranks do with a batch: in common, and for layers."""
 # A Chain that returns its loss is known by what it has called: all ranks see
-# the whole batch, and record it (`chains.work`).  Of a list of layers each
+# the whole batch, and record it (`chains.adapter`).  Of a list of layers each
 # rank has some, and needs no more than these: inputs stay on the first stage,
 # and targets, for a loss that is an argument of the pipeline, go to the last.
 # Both end in parts for a `Stage`, a weight for each micro-batch, and reports
@@ -72,7 +72,7 @@ def rows(batch: Batch, sizes: list[int]) -> list[list[Any]]:
         strict=True)] or [[] for _ in sizes]
 
 
-class Work:
+class Adapter:
     """What the ranks of a pipeline do with a batch.
 
     It has this rank's part of the model and the options of
@@ -109,7 +109,7 @@ class Work:
         """This rank's findings, which all ranks hear before they prepare."""
 
     def prepare(self, step: str, batch: Batch, everyone: list[Any]) -> None:
-        """Prepares the work, with what :meth:`rehearse` gave on each rank."""
+        """Prepares the batch, with what :meth:`rehearse` gave on each rank."""
 
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
         """The outputs of all micro-batches, one after the other."""
@@ -133,8 +133,8 @@ class Work:
         """Drops what a step that has failed has left."""
 
 
-class LayersWork(Work):
-    """The work with a list of layers, which is cut where it was told."""
+class LayersAdapter(Adapter):
+    """Adapts the pipeline to layers, which are cut where it was told."""
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None = None,
@@ -216,14 +216,14 @@ class LayersWork(Work):
         return outputs if len(outputs) > 1 else outputs[0]
 
 
-def work_of(optimizer: Any, grid: ProcessGrid, **options: Any) -> Any:
-    """The work with the model of an optimizer."""
+def adapter_of(optimizer: Any, grid: ProcessGrid, **options: Any) -> Any:
+    """The adapter of the model of an optimizer."""
     model = getattr(optimizer, 'target', None)
-    make = getattr(getattr(model, 'partition', None), 'work', None)
+    make = getattr(getattr(model, 'partition', None), 'adapter', None)
     if make is not None:
         return make(model, grid, optimizer, **options)
     if hasattr(model, 'pieces'):
-        return LayersWork(model, grid, **options)
+        return LayersAdapter(model, grid, **options)
     raise TypeError('the optimizer must be set up with a Divisible '
                     '(optimizer.setup(Net().stage(comm))), or with a model '
                     'that partition(model, example, comm) has cut, not '

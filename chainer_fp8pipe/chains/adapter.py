@@ -15,13 +15,13 @@ import numpy
 
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
+from ..pipeline.adapter import Adapter, Batch, rows, samples_of
 from ..pipeline.backprop import Arrays
 from ..pipeline.layers import checked_weight
 from ..pipeline.meetings import NotTraced
 from ..pipeline.randomness import Place, preserved, seed_at
 from ..pipeline.reported import Report, Reports, add, report_of
 from ..pipeline.stage import weights_of
-from ..pipeline.work import Batch, Work, rows, samples_of
 from . import nested
 from .deferred import draw
 from .mean_loss import why_no_mean
@@ -41,8 +41,8 @@ _SAME = ("A model's calls must not depend on the rank; all ranks must see "
          'the same batch and the same settings.')
 
 
-class ChainWork(Work):
-    """The work with a partitioned Chain."""
+class ChainAdapter(Adapter):
+    """Adapts the pipeline to a partitioned Chain."""
 
     def __init__(self, model: Any, grid: ProcessGrid, optimizer: Any,
                  loss_weight: Callable | None = None,
@@ -97,7 +97,7 @@ class ChainWork(Work):
         raise ValueError(f'{kind} has no method {method!r}')
 
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
-        """See :meth:`.Work.joined`."""
+        """See :meth:`.Adapter.joined`."""
         forms = [nested.leaves(one.result)[1]
                  for one in self._partition.programs]
         if any(form != forms[0] for form in forms):
@@ -118,7 +118,7 @@ class ChainWork(Work):
                       for one in given], None, tuple(kwargs))
 
     def cut(self, batch: Batch, sizes: list[int]) -> Batch:
-        """See :meth:`.Work.cut`; all ranks make the arguments."""
+        """See :meth:`.Adapter.cut`; all ranks make the arguments."""
         first = len(batch.arrays) - len(batch.names)
         found = [nested.leaves((tuple(part[:first]), dict(zip(
             batch.names, part[first:], strict=True))))
@@ -269,26 +269,26 @@ class ChainWork(Work):
         return {'loss': means[LOSS], **named} if LOSS in means else named
 
     def tied(self) -> dict[int, tuple[int, ...]]:
-        """See :meth:`.Work.tied`."""
+        """See :meth:`.Adapter.tied`."""
         placement = self._partition.placement
         return {id(placement.own[name]): stages
                 for name, stages in placement.ties.items()
                 if name in placement.own}
 
     def end(self) -> None:
-        """See :meth:`.Work.end`."""
+        """See :meth:`.Adapter.end`."""
         programs = self._partition.programs
         self._form = nested.leaves(programs[0].result)[1] if programs else ()
         self._partition.end()
 
     def undo(self) -> None:
-        """See :meth:`.Work.undo`."""
+        """See :meth:`.Adapter.undo`."""
         if self._partition.programs:    # else it has been taken back
             self._partition.state.undo()
             self._partition.end()
 
     def forget(self, step: str) -> None:
-        """See :meth:`.Work.forget`."""
+        """See :meth:`.Adapter.forget`."""
         self._partition.end()
         if step == 'train':
             self._partition.state.forget()
