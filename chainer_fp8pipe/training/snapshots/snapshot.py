@@ -8,6 +8,7 @@ import shutil
 import sys
 import uuid
 import warnings
+import weakref
 from collections import defaultdict
 from concurrent import futures
 from typing import Any
@@ -31,6 +32,8 @@ from .file import DamagedSnapshot, State, find_snapshots, iteration_of
 
 #: Seconds for which a training that has failed waits for its own file.
 _PATIENCE = 60.0
+
+_resumed = weakref.WeakSet[training.Trainer]()      # also without a snapshot
 
 
 class Snapshot(extension.Extension):
@@ -88,7 +91,7 @@ class Snapshot(extension.Extension):
         # Training may be a part of an except block.
         self._handled = sys.exc_info()[1]
         is_first = [True]
-        is_new = begin == 0 and trainer not in state.beginnings
+        is_new = begin == 0 and trainer not in _resumed
 
         def look(folder: str, whole: int) -> None:
             if is_new:
@@ -241,6 +244,7 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
     if damaged not in ('error', 'aside'):
         raise ValueError(
             f"damaged must be 'error' or 'aside', not {damaged!r}")
+    _resumed.add(trainer)
     state.note_beginning(trainer)
     current = raise_together(
         ranks, lambda: state.collect(trainer, comm)[0], error=ValueError)

@@ -151,7 +151,7 @@ def _fingerprint(value: Any) -> int:
 
 
 #: By trainer: of which a snapshot was taken, or which went on from one.
-beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
+_beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
     weakref.WeakKeyDictionary())
 
 
@@ -161,7 +161,7 @@ def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
     Call it before a trainer runs or is resumed; the first call counts, for
     each object that may have been added since.
     """
-    first = beginnings.setdefault(trainer, {})
+    first = _beginnings.setdefault(trainer, {})
     for key, owner in _owners(trainer):
         if key not in first:
             first[key] = {name: _fingerprint(value)
@@ -363,7 +363,9 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
             not item[0].startswith(MODEL), item[0])):
         was = saved.get(key)
         if was is None:
-            if not key.startswith(('job/', 'stop_trigger/')):
+            # When to save is no state of the training.
+            if not key.startswith((
+                    'job/', 'stop_trigger/', 'extension_triggers/Snapshot/')):
                 return (f'{describe(key)} is not in the snapshot; build model '
                         'and trainer as they were, with the same extensions')
         elif key.startswith(_KEPT) and key.endswith('/own'):
