@@ -1,14 +1,16 @@
 """What ``install-chainer`` changes in Chainer 7.8.1, and why.
 
 Chainer has no more releases, so what it needs on a current stack is edited
-into its wheel, whose version becomes 7.8.1+today.  To pip it is 7.8.1:
-requirements such as ``==7.8.1`` and ``>=6`` accept it.  Each edit is small and
-does the same on every Python from 3.10 to 3.14 and every NumPy from 1.23 on.
-What an edit needs more than a line of stands in :mod:`._today`, which the
-wheel gets as ``chainer/_today.py``.
+into its wheel, whose version becomes 7.8.1+today and a digest.  To pip it is
+7.8.1: requirements such as ``==7.8.1`` and ``>=6`` accept it.  Each edit is
+small and does the same on every Python from 3.10 to 3.14 and every NumPy from
+1.23 on.  What an edit needs more than a line of stands in :mod:`._today`,
+which the wheel gets as ``chainer/_today.py``.
 """
 from __future__ import annotations
 
+import hashlib
+import pathlib
 from typing import NamedTuple
 
 CHAINER = '7.8.1'
@@ -202,7 +204,10 @@ _EDITS: dict[str, list[tuple]] = {
 }
 
 EDITS = [Edit(*edit) for edits in _EDITS.values() for edit in edits]
-TODAY = f'{CHAINER}+today'
+#: By its digest, a Chainer with the edits of another version is noticed.
+TODAY = f'{CHAINER}+today.e' + hashlib.sha256(
+    repr(EDITS).encode() + pathlib.Path(__file__).with_name(
+        '_today.py').read_bytes()).hexdigest()[:7]
 
 
 def edited(file: str, text: str) -> str:

@@ -37,9 +37,7 @@ def install_chainer(options: Sequence[str] = ()) -> None:
     """Installs Chainer with options of ``pip install`` or ``uv pip install``.
     """
     with tempfile.TemporaryDirectory() as folder:
-        # Without it pip keeps a wheel of the same version with older edits.
-        _install('--force-reinstall', '--no-deps', *options,
-                 str(build_wheel(folder, options)))
+        _install('--no-deps', *options, str(build_wheel(folder, options)))
     _install(*options, f'chainer=={TODAY}')     # what it needs
 
 
