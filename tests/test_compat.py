@@ -137,6 +137,13 @@ USES = {
         except RuntimeError as error:
             assert 'of the data' in str(error)
         ''',
+    'chainer.iterators.serial_iterator': '''
+        batches = chainer.iterators.SerialIterator([1, 2, 3], 2, False, False)
+        for _ in range(2):
+            assert list(batches) == [[1, 2], [3]] and batches.epoch == 1
+            batches.epoch = batches.current_position = 0
+            batches.is_new_epoch = False
+        ''',
     'chainer.functions.math.fix': '''
         import numpy
         warnings = __import__('warnings')

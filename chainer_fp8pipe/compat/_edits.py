@@ -35,6 +35,7 @@ class Edit(NamedTuple):
 
 _MULTIPROCESS = 'chainer.iterators.multiprocess_iterator'
 _MULTITHREAD = 'chainer.iterators.multithread_iterator'
+_SERIAL = 'chainer.iterators.serial_iterator'
 _CAFFE = 'chainer.links.caffe.protobuf3.caffe_pb2'
 _FROM_TODAY = ('from chainer.dataset import iterator\n',
                'from chainer import _today\n'
@@ -174,6 +175,13 @@ _EDITS: dict[str, list[tuple]] = {
     "\"'object' object has no attribute\" does not name CuPy": [
         ('chainer.backends.cuda', '    cupy = object()\n',
          '    from chainer import _today\n    cupy = _today.NoCuPy(e)\n')],
+
+    'Chainer 5 made properties of what tutorials of Chainer 4 set': [
+        (_SERIAL, *_FROM_TODAY),
+        *((_SERIAL, f'    @property\n    def {name}(self):\n'
+           f'        return self._state.{name}\n',
+           f'    {name} = _today.of_state({name!r})\n')
+          for name in ('current_position', 'epoch', 'is_new_epoch'))],
 
     # --- faults of Chainer, some of which its master mends
     'backward raises where the input needs no gradient, as of a generator\'s '

@@ -131,6 +131,13 @@ def _end(reference, process):
         iterator.finalize()
 
 
+def of_state(name: str) -> property:
+    """An attribute of an iterator's state."""
+    def put(iterator, value):
+        iterator._state = iterator._state._replace(**{name: value})
+    return property(lambda iterator: getattr(iterator._state, name), put)
+
+
 # --- words
 
 class NoCuPy:
