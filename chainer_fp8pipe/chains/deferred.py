@@ -211,6 +211,13 @@ def draw(parameter: chainer.Parameter) -> None:
             parameter.initializer, array.shape, device.xp, device=device))
 
 
+def pass_by(parameter: chainer.Parameter) -> None:
+    """Moves NumPy's generator on as :func:`draw` does on another rank."""
+    if not isinstance(parameter.initializer, Drawing):
+        with suspended():
+            _draw_and_forget(parameter.initializer, parameter._data[0].shape)
+
+
 def settle(parameter: chainer.Parameter, values: Any) -> None:
     """Gives a parameter values, so that nothing is drawn later."""
     place_array(parameter, values)
@@ -271,7 +278,7 @@ def _draw_and_forget(initializer: Any, shape: tuple[int, ...]) -> None:
     kind, count = type(initializer).__module__, int(numpy.prod(shape))
     known: dict[str, Any] = {normal.__name__: numpy.random.normal,
                              uniform.__name__: numpy.random.uniform}
-    if kind in known:
+    if kind in known and getattr(initializer, 'rng', None) is None:
         for start in range(0, count, _CHUNK):
             known[kind](size=min(_CHUNK, count - start))
     elif kind != constant.__name__:

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
-from .deferred import draw, settle, take_away
+from .deferred import draw, pass_by, settle, take_away
 from .functions import PLAIN
 from .names import Names
 from .placeholder import is_placeholder
@@ -123,8 +123,11 @@ class Placement:
         """
         for name, root in roots.items():
             parameter = self.names.parameters[name]
-            if rank == root and is_placeholder(parameter._data[0]):
-                _draw(name, parameter)
+            if is_placeholder(parameter._data[0]):
+                if rank == root:
+                    _draw(name, parameter)
+                elif self._before is None:      # it is yet to be drawn
+                    pass_by(parameter)
             array = parameter._data[0]
             host = numpy.empty(array.shape, array.dtype)
             if rank == root:

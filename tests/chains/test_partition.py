@@ -302,3 +302,24 @@ def test_samples_go_on_from_what_was_kept_of_their_places(comm):
     with pytest.raises(ValueError, match="link / keeps 'before'.*all samples "
                        'together.*micro_batches=1'):
         updater.update()
+
+
+class Sizeless(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(None, 6), b=L.Linear(
+            None, 5, initialW=chainer.initializers.Uniform(.1)),
+            c=L.Linear(5, 3))
+
+    def forward(self, x):
+        return F.sum(self.c(F.relu(self.b(F.relu(self.a(x))))) ** 2)
+
+
+@on_ranks(2, 3)
+def test_numpys_generator_is_where_it_is_in_one_process(comm):
+    x = numpy.ones((4, 2), 'f4')
+    numpy.random.seed(3)
+    Sizeless()(x)
+    expected = numpy.random.rand()
+    numpy.random.seed(3)
+    partition(Sizeless(), x, comm)
+    assert comm.allgather(numpy.random.rand()) == [expected] * comm.size
