@@ -234,7 +234,7 @@ def test_the_model_is_found_in_any_snapshot(command, make, file, place):
     ('model.npz', 'nets:Net', 'named.npz', 'has arrays mask; name them'),
     ('model.npz', 'nets:Net', 'wide.npy', 'InvalidType'),
     ('model.npz', 'nets:Recurrent', 'x.npy', 'LSTM'),    # not in ONNX
-    ('model.npz', 'nets:Net --exmaple', 'x.npy', 'unknown: --exmaple')])
+    ('model.npz', 'nets:Net --exmaple', 'x.npy', 'arguments: --exmaple')])
 def test_what_is_wrong_is_named(command, file, model_class, example, said):
     trained('nets:Recurrent' if 'Rec' in model_class else 'nets:Net', BATCH)
     name, *options = model_class.split()

@@ -82,7 +82,7 @@ _REPLACED = (
     (chainermn, 'scatter_dataset', 'scatter'),
     (chainermn.datasets, 'scatter_dataset', 'scatter'),
     # chainer/serializers: save_npz (npz.py, line 84), load_npz (213),
-    # save_hdf5 (hdf5.py, 68) and load_hdf5 (172), under both names
+    # save_hdf5 (hdf5.py, 69) and load_hdf5 (173), under both names
     *((owner, f'{verb}_{kind}', verb) for verb in ('save', 'load')
       for kind, home in (('npz', npz), ('hdf5', hdf5))
       for owner in (chainer.serializers, home)))

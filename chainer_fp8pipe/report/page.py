@@ -4,6 +4,7 @@ A page is a list of sections: a question about a run, and its answer.
 """
 from __future__ import annotations
 
+import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,7 @@ from itertools import accumulate
 from . import svg
 from .quantities import seconds, size
 from .record import PHASES, RankInterval, RunRecord, written_whole
+from .timeline import chrome_trace, draw_timeline
 from .verdict import diagnose, mean_of, mean_sent, verdict
 
 _STYLE = '''
@@ -32,14 +34,16 @@ svg { width: 100%; min-width: 640px; max-width: 900px; fill: currentColor;
 
 
 def write_page(record: RunRecord, path: str | os.PathLike[str]) -> None:
-    """Writes a page about a run.
+    """Writes a page about a run, and a file for Perfetto beside it.
 
     Args:
         record: Of the run.
-        path: Of the page, which is replaced as a whole.
+        path: Of the page, which is replaced as a whole.  Beside it a usual
+            update is written as Chrome trace, ``report.json`` for
+            ``report.html``.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: A file cannot be written.
     """
     ranks: dict[str, list[RankInterval]] = defaultdict(list)
     for one in sorted(record.intervals, key=lambda one: one.rank):
@@ -49,6 +53,8 @@ def write_page(record: RunRecord, path: str | os.PathLike[str]) -> None:
         + _paragraphs(record.remarks),
         'Is it learning?': _curves(record),
         'Where does the time go?': _phases(ranks),
+        'What does each rank do when?': _timeline(
+            record, os.path.splitext(os.fspath(path))[0] + '.json'),
         'Which rank is slow?': _paragraphs(
             diagnose(record) or ['None stands out.']),
         'What crosses the network?': _table([
@@ -106,6 +112,20 @@ def _phases(ranks: dict[str, list[RankInterval]]) -> str:
             (name, seconds(sum(bar.values())), *(
                 seconds(bar.get(phase, 0.0)) for phase in used))
             for name, bar in bars.items()], ('', 'all', *used))
+
+
+def _timeline(record: RunRecord, path: str) -> str:
+    """A recorded update whose time is usual, and a file of it."""
+    by_time = sorted(record.updates, key=lambda one: one.seconds)
+    if not by_time:
+        return ''
+    update = by_time[(len(by_time) - 1) // 2]
+    with written_whole(path) as file:
+        json.dump(chrome_trace(update.events), file)
+    return _wide(draw_timeline(
+        f'Update {update.iteration}, a usual one of {len(by_time)} recorded',
+        update.events)) + _paragraphs(
+            [f'{os.path.basename(path)} has it for ui.perfetto.dev.'])
 
 
 def _paragraphs(texts: Iterable[str]) -> str:

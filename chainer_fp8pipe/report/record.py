@@ -20,7 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
-_FOLDER, _HEADER = 'report', '["record of a rank", 5]\n'
+from .stream import Event
+
+_FOLDER, _HEADER = 'report', '["record of a rank", 4]\n'
 
 #: Parts of a step, in the order of a picture.  ``exchange`` includes waiting
 #: for slower ranks; ``other`` has no section of its own; ``between`` passes
@@ -82,8 +84,18 @@ class RankInterval(NamedTuple):
     float32: Mapping[str, float] = {}
 
 
-Part = RunStart | RunEnd | CurvePoint | RankInterval
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Part)}
+class RecordedUpdate(NamedTuple):
+    """An update; of one rank in a file, of all ranks in a record."""
+
+    time: float             # when it began
+    iteration: int
+    seconds: float
+    events: tuple[Event, ...]   # in seconds since 1970
+
+
+Part = RunStart | RunEnd | CurvePoint | RankInterval | RecordedUpdate
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (
+    RunStart, RunEnd, CurvePoint, RankInterval, RecordedUpdate)}
 
 
 @dataclass
@@ -99,11 +111,12 @@ class RunRecord:
     # Of one line, without points after which a later start began.
     curves: list[CurvePoint] = field(default_factory=list)
     # Of the last start: by rank, hosts, pipeline stages, and whether it has
-    # ended; intervals of all ranks.
+    # ended; intervals of all ranks; updates whose events all ranks have.
     hosts: dict[int, str] = field(default_factory=dict)
     stages: dict[int, int | None] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     intervals: list[RankInterval] = field(default_factory=list)
+    updates: list[RecordedUpdate] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)    # about missing parts
 
 
@@ -206,6 +219,14 @@ def _join(record: RunRecord, ranks: Mapping[int, list[Part]],
     record.stages = {rank: one.stage for rank, one in parts[place, RunStart]}
     record.ended = {rank for rank, _ in parts[place, RunEnd]}
     record.intervals = [one for _, one in parts[place, RankInterval]]
+    updates: dict[int, list[RecordedUpdate]] = defaultdict(list)
+    for _, one in parts[place, RecordedUpdate]:
+        updates[one.iteration].append(one)
+    record.updates = [
+        RecordedUpdate(its[0].time, iteration, max(
+            one.seconds for one in its), sum((one.events for one in its), ()))
+        for iteration, its in sorted(updates.items())
+        if len(its) == len(record.hosts)]
     if missing := {*range(began[-1].ranks)} - record.hosts.keys():
         record.remarks.append(
             f'Rank {", ".join(map(str, sorted(missing)))} left no record '
@@ -242,6 +263,8 @@ def _read(path: str, remarks: list[str]) -> list[Part]:
     for number, line in enumerate(_lines(path)[1:], 2):
         try:
             kind, *fields = json.loads(line)
+            if kind == 'RecordedUpdate':
+                fields[-1] = tuple(Event(*event) for event in fields[-1])
             found.append(_KINDS[kind](*fields))
         except (ValueError, TypeError, KeyError):
             remarks.append(

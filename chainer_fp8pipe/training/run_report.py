@@ -2,7 +2,8 @@
 # After each update a rank notes its times, and rank 0 what was reported; now
 # and then a rank writes what it has to a file of its own (report/record.py).
 # There are no messages: a rank without the extension, one that fails, or one
-# that is late makes nobody wait.
+# that is late makes nobody wait.  So ranks choose alike without a word whose
+# events to keep: of updates whose numbers double.
 from __future__ import annotations
 
 import contextlib
@@ -13,7 +14,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -28,13 +29,16 @@ from ..mpi import all_ranks
 from ..report import record
 from ..report.launch_protocol import ENDED, is_launched
 from ..report.page import write_page
-from ..report.stream import EventStream, stream_of
+from ..report.stream import EventStream, events_of, stream_of
 from ..report.verdict import TO_STAGES, text
 from .triggers import every_update
 
 #: Seconds from one write to the next, at least, and the share of the time so
 #: far, so that the files of long runs stay small.
 _SECONDS, _SHARE = 10.0, 1 / 256
+#: The events of an update are kept if it is the so-many-th of a start, twice,
+#: four times, ..., unless they are too many for a picture.
+_REGULAR, _MOST_EVENTS = 5, 5_000
 _BYTES = 'bytes_sent', 'stage_bytes', 'stage_arrays'
 #: Updates after which a point of the curves is the mean of two, then three.
 _POINTS = 500
@@ -51,9 +55,8 @@ class RunReport(extension.Extension):
 
     At the end rank 0 prints the verdict: final loss and accuracy, times,
     bytes, restarts, and the costliest part of an update.  ``report.html`` also
-    has curves, the phases of each rank's updates, and slow ranks: of the ranks
-    whose files are on rank 0's disk.  :class:`PipelineTimeline` draws an
-    update.
+    has curves, the phases of each rank's updates, slow ranks, and an update as
+    timeline: of the ranks whose files are on rank 0's disk.
 
     Each rank appends to a file in the folder ``report``, also where a job is
     started again; ``python -m chainer_fp8pipe report`` makes the page of a run
@@ -107,7 +110,7 @@ class RunReport(extension.Extension):
             return
         self._parts: list[record.Part] = []     # what will be written next
         self._curves, self._timing = _Curves(updater), _Timing(
-            updater, self._ranks.rank)
+            updater, self._ranks.rank, self._parts.append)
         self._next = time.monotonic() + _SECONDS
         self._write(_start(updater, self._ranks.size))
 
@@ -212,16 +215,22 @@ class _Curves:
 
 
 class _Timing:
-    """How long updates take, and their sections."""
+    """How long updates take, and their sections; some with their events.
 
-    def __init__(self, updater: Any, rank: int) -> None:
-        self._updater, self._rank = updater, rank
+    ``keep`` takes what is to be written of an update.
+    """
+
+    def __init__(self, updater: Any, rank: int,
+                 keep: Callable[[record.Part], object]) -> None:
+        self._updater, self._rank, self._keep = updater, rank, keep
+        self._begun = updater.iteration
         # Of updates since the last interval: ends, seconds, and seconds by
         # section.
         self._laps: list[tuple[float, float, dict[str, float]]] = []
         self._stream = stream_of(updater, *(
             getattr(optimizer, 'communicator', None)
             for optimizer in updater.get_all_optimizers().values()))
+        self._kept = self._stream.keep()
         # When the last lap ended, and what the stream had counted by then.
         self._end, self._counted = 0.0, dict[str, float]()
         self._calls = AroundCalls()
@@ -230,15 +239,19 @@ class _Timing:
     def close(self) -> None:
         """Ends the timing."""
         self._calls.close()
+        self._stream.keep_no_more(self._kept)
 
     @contextlib.contextmanager
     def _update(self) -> Iterator[None]:
-        """Times an update."""
+        """Times an update, and may keep its events."""
         if not self._end:
             _watch(self._calls, self._stream, self._updater)
         begin, before = time.monotonic(), dict(self._stream.seconds)
         yield
-        end = time.monotonic()
+        end, iteration = time.monotonic(), self._updater.iteration
+        taken = self._kept[:]
+        # The exchange's thread may have appended meanwhile.
+        del self._kept[:len(taken)]
         if not self._end:
             # The first update connects and allocates: like no other.
             self._end, self._counted = end, self._counts()
@@ -246,6 +259,15 @@ class _Timing:
         self._laps.append((end, end - begin, {
             name: seconds - before.get(name, 0.0)
             for name, seconds in self._stream.seconds.items()}))
+        count, over = divmod(iteration - self._begun, _REGULAR)
+        if not over and count.bit_count() == 1 and len(taken) <= _MOST_EVENTS:
+            origin = time.monotonic() - time.time()
+            self._keep(record.RecordedUpdate(
+                begin - origin, iteration, end - begin, tuple(
+                    event._replace(start=event.start - origin,
+                                   end=event.end - origin)
+                    for event in events_of(taken, self._rank, 0.0)
+                    if event.end > begin)))
 
     def _counts(self) -> dict[str, float]:
         """What the stream has counted: hidden seconds, and bytes."""

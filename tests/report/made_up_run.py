@@ -11,10 +11,12 @@ from chainer_fp8pipe.report.record import (
     COMMUNICATION,
     CurvePoint,
     RankInterval,
+    RecordedUpdate,
     RecordWriter,
     RunEnd,
     RunStart,
 )
+from chainer_fp8pipe.report.stream import Event
 
 import numpy
 
@@ -88,5 +90,19 @@ class MadeUpRun:
                     'validation/main/accuracy': 0.5 + 0.05 * number})])
             writer.write([
                 RankInterval(now, rank, first, first + 9, (0.98 * own, own),
-                             phases, {}, {'fp8': 1e6}, {'fp8': 4e6})])
+                             phases, {}, {'fp8': 1e6}, {'fp8': 4e6}),
+                RecordedUpdate(now, first, sum(phases.values()), tuple(events(
+                    rank, self.slow.get(rank, 1.0), time)))])
         return begin + 10 * self.intervals + 1
+
+
+def events(rank, factor, time):
+    """Of an update of replicas, which all end their exchange together."""
+    forward, backward = 0.006 * factor, 0.011 * factor
+    at = time + 1
+    yield Event(rank, 'forward', at, at + forward)
+    yield Event(rank, 'backward', at + forward, at + forward + backward)
+    yield Event(rank, 'exchange', at + forward + backward, at + 0.05)
+    yield Event(rank, 'encode', at + 0.01, at + 0.012, beside=True)
+    yield Event(rank, 'decode', at + 0.04, at + 0.042)      # inside
+    yield Event(rank, 'update', at + 0.05, at + 0.052)

@@ -1,4 +1,5 @@
 """A page has what the record has, as text, tables and SVG."""
+import json
 import os
 import re
 from xml.etree import ElementTree
@@ -40,13 +41,16 @@ def test_a_page_answers_its_questions(tmp_path, capsys):
     text = text_of(page)
     for words in ('1 start: nothing died.', 'accuracy 75 %',
                   'Rank 2 on host2 is slow', '1 MB', '4 MB',
-                  'train.py --fast', 'rank 3'):
+                  'train.py --fast', 'report.json', 'rank 3'):
         assert words in text
-    # Two curves, and the phases.
-    assert len(figures_of(page)) == 3
+    # Two curves, the phases, and an update.
+    assert len(figures_of(page)) == 4
     # It asks for nothing, and runs nothing.
     assert not re.search(r'<script|<link|<img|src=|href=|url\(', page)
     assert len(page) < 60_000
+    trace = json.loads((folder / 'report.json').read_text())['traceEvents']
+    assert {'forward', 'backward', 'exchange'} <= {
+        event['name'] for event in trace}
 
 
 @pytest.mark.parametrize('name', [

@@ -28,6 +28,9 @@ def test_all_ranks_parts_are_read_back(tmp_path):
         11, 21, 31, 41, 51, 61]
     assert sorted((one.rank, one.first) for one in record.intervals) == [
         (rank, 10 * n + 2) for rank in range(3) for n in range(6)]
+    assert len(record.updates) == 6
+    for update in record.updates:
+        assert {event.rank for event in update.events} == {0, 1, 2}
     assert not record.remarks
 
 
@@ -69,7 +72,8 @@ def test_a_kill_at_any_moment_costs_one_line(tmp_path, cut):
 
 
 @pytest.mark.parametrize('line', [
-    '[]', 'nonsense', '["CurvePoint"]', '["Weather", true]', '3'])
+    '[]', 'nonsense', '["CurvePoint"]', '["Weather", true]', '3',
+    '["RecordedUpdate", 1, 1, 1, [[0]]]', '["RecordedUpdate", 1, 1, 1, 7]'])
 def test_a_damaged_line_is_left_out_with_a_remark(tmp_path, line):
     folder = MadeUpRun(ranks=1).write(tmp_path)
     with open(tmp_path / 'report' / 'rank0.jsonl', 'a') as file:
@@ -85,7 +89,7 @@ def test_ranks_whose_files_are_on_another_disk_are_named(tmp_path):
     os.remove(tmp_path / 'report' / 'rank3.jsonl')
     record = read_record(folder)
     assert 'Rank 1, 3 left no record here' in record.remarks[0]
-    assert record.intervals     # of the ranks that are there
+    assert record.updates      # of the ranks that are there
 
 
 @pytest.mark.parametrize('content', [

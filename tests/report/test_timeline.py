@@ -9,21 +9,10 @@ from chainer_fp8pipe.report.timeline import (
     picture,
 )
 
-
-def events_of(rank, factor):
-    """Of an update of replicas, which all end their exchange together."""
-    forward, backward = 0.006 * factor, 0.011 * factor
-    at = 1
-    yield Event(rank, 'forward', at, at + forward)
-    yield Event(rank, 'backward', at + forward, at + forward + backward)
-    yield Event(rank, 'exchange', at + forward + backward, at + 0.05)
-    yield Event(rank, 'encode', at + 0.01, at + 0.012, beside=True)
-    yield Event(rank, 'decode', at + 0.04, at + 0.042)      # inside
-    yield Event(rank, 'update', at + 0.05, at + 0.052)
-
+from .made_up_run import events as events_of_rank
 
 UPDATE = [event for rank, factor in enumerate((1.0, 1.5, 1.0))
-          for event in events_of(rank, factor)]
+          for event in events_of_rank(rank, factor, 0)]
 
 
 def test_a_trace_has_ranks_with_their_threads():

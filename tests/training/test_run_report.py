@@ -77,9 +77,15 @@ def test_all_codecs_and_communicators_are_recorded(
     for one in intervals:
         # The first update is like no other.
         assert (one.first, one.last) == (2, 12)
-        assert {'input', 'forward', 'backward', 'exchange', 'update'} <= set(
+        assert {'input', 'forward', 'backward', 'exchange'} <= set(
             one.phases) <= set(PHASES)
         assert 0 < one.own[0] <= one.own[1] < sum(one.phases.values())
+    assert {5, 10} <= {update.iteration for update in record.updates}
+    for update in record.updates:
+        assert {event.rank for event in update.events} == {
+            *range(comm.size)}
+        assert {'input', 'forward', 'backward', 'exchange', 'update'} <= {
+            event.name for event in update.events}
 
 
 @on_ranks(2)
@@ -125,6 +131,11 @@ def test_a_pipeline_is_recorded(comm, tmp_path):
     # Of all boundaries, there and back, two micro-batches of 2 samples.
     assert sum(one.float32['to stages'] for one in record.intervals
                ) >= 2 * 2 * 2 * (comm.size - 1)
+    for update in record.updates:
+        for rank in range(comm.size):
+            assert {event.micro_batch for event in update.events
+                    if event.rank == rank and event.name == 'forward'} == {
+                        0, 1}
 
 
 @on_ranks(2)
@@ -143,6 +154,7 @@ def test_training_has_the_same_bits_and_hooks_are_gone_afterwards(
                           in one.job.values().items()})
             assert not one.job.model.local_link_hooks
             assert not one.job.optimizer._hookable._pre_update_hooks
+            assert not one.communicator.events._keeping
     assert all(bits == found[0] for bits in found)
     assert StandardUpdater.update is update
     assert chainer.Variable.backward is backward
@@ -238,15 +250,19 @@ class TwoModels(StandardUpdater):
             optimizer.update()
 
 
-@pytest.mark.parametrize(('updater', 'models'), [
-    (StandardUpdater, ('main',)), (TwoModels, ('main', 'other'))])
-def test_a_training_of_chainer_alone_is_recorded(tmp_path, updater, models):
+@pytest.mark.parametrize(('updater', 'models', 'expected'), [
+    (StandardUpdater, ('main',), ['update', 'forward', 'backward']),
+    (TwoModels, ('main', 'other'), ['forward', 'backward', 'update'] * 2)])
+def test_a_training_of_chainer_alone_is_recorded(
+        tmp_path, updater, models, expected):
     trainer = trainer_of(tmp_path, updater, models)
     trainer.extend(RunReport(filename=None))
     trainer.run()
     record = read_record(str(tmp_path))
-    assert {'input', 'forward', 'backward', 'update'} <= set(
-        record.intervals[0].phases)
+    regular, = (one for one in record.updates if one.iteration == 5)
+    assert [event.name for event in sorted(
+            regular.events, key=lambda event: event.start)] == [
+        'input', *expected]
     assert not record.intervals[0].sent
     assert record.starts[0].settings['optimizer'] == 'SGD'
 
