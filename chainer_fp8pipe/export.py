@@ -104,7 +104,8 @@ def load(model: chainer.Link, file: str) -> str:
             place = name.removesuffix(first)
             keys = {key.removeprefix(place) for key in archive.files
                     if key.startswith(place)}
-            if place + first == name and keys == own.keys():
+            if place + first == name and place[-1:] in ('', '/') and (
+                    keys == own.keys()):
                 # Others of a snapshot may be None, which is a pickle.
                 arrays = {key: archive[place + key] for key in own}
                 # A parameter without values takes those of any shape.
@@ -124,7 +125,7 @@ def load(model: chainer.Link, file: str) -> str:
 def read_example(model: chainer.Link, file: str) -> _Arrays:
     """The arrays of a file, by the names of forward's parameters."""
     loaded = numpy.load(file, allow_pickle=False)
-    given = getattr(loaded, 'files', None) or ['arr_0']
+    given = getattr(loaded, 'files', ['arr_0'])
     # ``__call__`` is what a class of Chainer 3 has.
     names = [*inspect.signature(getattr(model, 'forward', model)).parameters]
     for name, own in zip(given, names, strict=False):

@@ -59,6 +59,13 @@ USES = {
         chainer.functions.sum(layer(x)).backward()
         assert (layer.W.grad == x.sum()).all()
         ''',
+    'chainer.functions.math.sparse_matmul': '''
+        import numpy
+        dense = numpy.array([[1, 0], [0, .5]], 'e')
+        y = chainer.functions.sparse_matmul(
+            chainer.utils.to_coo(dense), numpy.array([[2, 4], [8, 16]], 'e'))
+        assert y.dtype == 'e' and y.array.tolist() == [[2, 4], [4, 8]]
+        ''',
     'chainer.links.caffe.protobuf3.caffe_pb2': '''
         from chainer.links.caffe.protobuf3 import caffe_pb2
         net = caffe_pb2.NetParameter(name='a')

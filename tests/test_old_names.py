@@ -111,12 +111,21 @@ def found(imported, text):
      'found = int(numpy.ones(1))', (1,)),
     # Chainer 1, and modules that moved
     ('from chainer.links.connection.lstm import LSTM\n'
-     'found = LSTM, chainer.FunctionSet', (chainer.links.LSTM, chainer.Chain)),
+     'found = LSTM', chainer.links.LSTM),
+    ('import chainer.links as L\n'
+     'model = chainer.FunctionSet(a=L.Linear(1, 1))\n'
+     'model.b = L.Linear(1, 1)\n'
+     'found = [name for name, _ in '
+     'model.collect_parameters().namedparams()]',
+     ['/a/W', '/a/b', '/b/W', '/b/b']),
     ('import chainer.functions as F\n'
      'from chainer.functions.pooling import max_pooling_2d as m\n'
      'from chainer.functions.activation.lstm import lstm\n'
-     'm.MaxPooling2D\n'
-     'found = m.max_pooling_2d is F.max_pooling_2d and lstm is F.lstm', True),
+     'import numpy\n'
+     'x = numpy.arange(16, dtype="f").reshape(1, 1, 4, 4)\n'
+     'same = m.MaxPooling2D(2, 1)(x).array == F.max_pooling_2d(x, 2, 1).array'
+     '\nfound = m.max_pooling_2d is F.max_pooling_2d and lstm is F.lstm '
+     'and bool(same.all())', True),
     ('import chainer.functions as F, numpy\n'
      'found = F.dropout(numpy.ones(9, "f"), train=False).array.min()', 1.),
     ('import chainer.links as L, numpy\n'

@@ -118,6 +118,12 @@ _EDITS: dict[str, list[tuple]] = {
         ('chainer.dataset.download', 'import filelock\n',
          'from chainer import _today\n'
          "filelock = _today.late('filelock')\n")],
+    'SciPy 1.15 refuses sparse float16': [
+        ('chainer.functions.math.sparse_matmul',
+         '        raise RuntimeError(msg)\n',
+         '        raise RuntimeError(msg)\n'
+         '    if A_data.dtype == numpy.float16:\n'
+         '        A_data = A_data.astype(numpy.float32)\n')],
     'h5py 3 reads strings as bytes': [
         ('chainer.serializers.hdf5', 'return numpy.asarray(dataset)',
          'return _today.read_hdf5(dataset)'),

@@ -40,8 +40,6 @@ _RENAMED = {
         'comb', 'factorial', 'factorial2', 'logsumexp')),
     'time': 'clock=process_time',
     # What Chainer 2 to 7 moved.
-    'chainer': 'FunctionSet=Chain',
-    'chainer.functions.pooling.max_pooling_nd': 'MaxPooling2D=MaxPoolingND',
     'chainer.functions': '''
         pooling.max_pooling_2d=pooling.max_pooling_nd
         activation.lstm=rnn.lstm activation.slstm=rnn.slstm
@@ -64,6 +62,31 @@ _ArgSpec = collections.namedtuple(
     '_ArgSpec', 'args varargs keywords defaults')
 
 
+@functools.cache
+def _function_set():
+    import chainer
+
+    class FunctionSet(chainer.Chain):
+        def __setattr__(self, name, value):
+            with (self.init_scope() if isinstance(value, chainer.Link)
+                  else contextlib.nullcontext()):
+                super().__setattr__(name, value)
+
+        def collect_parameters(self):
+            return self
+    return FunctionSet
+
+
+@functools.cache
+def _max_pooling_2d():
+    from chainer.functions.pooling.max_pooling_nd import MaxPoolingND
+
+    class MaxPooling2D(MaxPoolingND):
+        def __init__(self, *arguments, **options):
+            super().__init__(2, *arguments, **options)
+    return MaxPooling2D
+
+
 #: Full names, and what gives their values.
 OLD: Mapping[str, Callable[[], Any]] = {
     **{f'numpy.{name}': functools.partial(lambda value: value, value)
@@ -76,6 +99,8 @@ OLD: Mapping[str, Callable[[], Any]] = {
         pkgutil.resolve_name, f'{module}.{new}')
        for module, pairs in _RENAMED.items()
        for old, new in (pair.split('=') for pair in pairs.split())},
+    'chainer.FunctionSet': _function_set,
+    'chainer.functions.pooling.max_pooling_nd.MaxPooling2D': _max_pooling_2d,
     'onnx.mapping': _today.onnx_mapping,
     'pkg_resources': lambda: _today,
     'imp': lambda: types.SimpleNamespace(
@@ -101,7 +126,8 @@ METHODS: Mapping[str, Callable[..., Any]] = {
         lambda optimizer: optimizer.target.cleargrads(),
     'numpy.ndarray.ptp': numpy.ptp,
     **dict.fromkeys((f'pandas.{home}DataFrame.as_matrix' for home in (
-        '', 'core.frame.')), lambda frame: frame.to_numpy()),
+        '', 'core.frame.')), lambda frame, columns=None: (
+            frame if columns is None else frame[columns]).to_numpy()),
     'numpy.ndarray.tostring': numpy.ndarray.tobytes,
     'PIL.ImageDraw.ImageDraw.textsize': lambda draw, text, *a, **options:
         _size_of_box(draw.textbbox((0, 0), text, *a, **options)),

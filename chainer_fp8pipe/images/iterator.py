@@ -64,22 +64,29 @@ def _requests(folder: ImageFolder, pool: ThreadPoolExecutor, epoch: int,
     """
     asked, order = deque[Any](), None
     count, transform = len(folder), folder.transform
-    while True:
-        while len(asked) <= prefetch and (repeat or not epoch):
-            if order is None or not start:
-                order = shards.epoch_order(count, folder.seed, epoch, shuffle)
-            stop = shards.batch_stop(start, count, batch, folder.ranks)
-            samples = order[shards.part(start, stop, folder.rank,
-                                        folder.ranks)]
-            images = numpy.empty((len(samples), *transform.shape),
-                                 transform.dtype)
-            tasks = [
-                pool.submit(folder.read, sample, (epoch, sample), image)
-                for sample, image in zip(samples.tolist(), images,
-                                         strict=True)]
-            epoch, start = (epoch, stop) if stop < count else (epoch + 1, 0)
-            asked.append(((epoch, start), samples, images, tasks))
-        yield asked.popleft()
+    try:
+        while True:
+            while len(asked) <= prefetch and (repeat or not epoch):
+                if order is None or not start:
+                    order = shards.epoch_order(count, folder.seed, epoch,
+                                               shuffle)
+                stop = shards.batch_stop(start, count, batch, folder.ranks)
+                samples = order[shards.part(start, stop, folder.rank,
+                                            folder.ranks)]
+                images = numpy.empty((len(samples), *transform.shape),
+                                     transform.dtype)
+                tasks = [
+                    pool.submit(folder.read, sample, (epoch, sample), image)
+                    for sample, image in zip(samples.tolist(), images,
+                                             strict=True)]
+                epoch, start = (epoch, stop) if stop < count else (
+                    epoch + 1, 0)
+                asked.append(((epoch, start), samples, images, tasks))
+            yield asked.popleft()
+    finally:        # what was read ahead of a reset is not needed
+        for *_, tasks in asked:
+            for task in tasks:
+                task.cancel()
 
 
 class ImageIterator(chainer.dataset.Iterator):

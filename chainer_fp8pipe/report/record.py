@@ -132,7 +132,8 @@ class RecordWriter:
         os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
         self._path = os.path.join(folder, _FOLDER, f'rank{rank}.jsonl')
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
-            self._append(_HEADER)
+            with written_whole(self._path) as file:
+                file.write(_HEADER)
         elif not _lines(self._path)[-1].endswith('\n'):    # a kill has cut it
             self._append('\n')
 

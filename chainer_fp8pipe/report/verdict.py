@@ -36,6 +36,8 @@ PARTS = {
 #: What the bytes to other stages are called in a record.
 TO_STAGES = 'to stages'
 
+#: Shares of an update from which on a part beside computing is worth a line.
+_LONG = 0.05
 #: A rank is slow from so many times the others' work on.
 _SLOW = 1.15
 #: A stage is slow from so many times the others' work on.
@@ -118,14 +120,15 @@ def _update(intervals: Sequence[RankInterval], settings: Mapping[str, str]
         f'{size(own)} of gradients (float32: {size(float32)}'
         + f', as in the {warmup} updates of warm-up' * is_warm + ')'
         for codec, own, float32 in sent) or 'nothing'
-    # The longest part, and if it is computing, the next one as well.
+    # The longest part, and if it is computing, a long one beside it as well.
     costs = sorted(((sum(phases[name] for name in names), what)
                     for what, (names, _) in PARTS.items()), reverse=True)
     for label, (cost, what) in zip(('costs most', 'costs most beside it')[
             :1 + (costs[0][1] == 'forward and backward')], costs,
             strict=False):
-        yield label, (f'{what}, {seconds(cost)} or {share(cost / whole)} of '
-                      f'it. {PARTS[what][1]}')
+        if label == 'costs most' or cost > _LONG * whole:
+            yield label, (f'{what}, {seconds(cost)} or {share(cost / whole)} '
+                          f'of it. {PARTS[what][1]}')
 
 
 def mean_of(intervals: Sequence[RankInterval], field: str

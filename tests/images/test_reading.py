@@ -3,6 +3,7 @@ import os
 import pickle
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from chainer_fp8pipe.images import ImageError, ImageFolder
 from chainer_fp8pipe.images.cache import Cache
@@ -164,3 +165,15 @@ def test_only_the_same_memory_is_opened():
     assert Cache.open((pid, fd, *file), 2)
     for fd in other.place[1], 99999:
         assert Cache.open((pid, fd, *file), 2) is None
+
+
+def test_threads_do_not_write_over_each_other():
+    cache = Cache.create(400, 10 ** 6)
+
+    def fill(first):
+        for index in range(first, 400, 4):
+            cache.put(index, bytes([index % 256]) * 100)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fill, range(4)))
+    assert all(cache.get(index) == bytes([index % 256]) * 100
+               for index in range(400))

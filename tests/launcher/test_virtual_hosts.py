@@ -79,6 +79,7 @@ print('\\n' + json.dumps(said))
 def possible():
     """Skips where there can be no virtual hosts, and says why."""
     done = _run('--', 'true')
+    assert 'Traceback' not in done.stderr
     if done.returncode:
         pytest.skip(done.stderr)
 
