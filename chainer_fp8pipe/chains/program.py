@@ -191,6 +191,12 @@ class Program:
                     values[Source(number, 0)] = chainer.Variable(
                         program.values[source], requires_grad=False)
                     continue
+                if call.once and chainer.config.train and not (
+                        chainer.config.enable_backprop
+                        or isinstance(call.node, WholeCall)):
+                    raise call.error(number, f': {name} cannot be recomputed, '
+                                     'as this call moves on with every '
+                                     'forward pass; pass recompute=False')
                 node, arguments = self._ready(call, values, is_first)
                 numbers[id(node)] = number
                 uses.update({x._node for x in arguments

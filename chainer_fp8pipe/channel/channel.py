@@ -50,7 +50,11 @@ def moving(receivers: Callable[[], list[Receiver]]) -> Iterator[None]:
         while not done.wait(_PERIOD):
             MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, tag)
             for receiver in receivers():
-                receiver.look()
+                try:
+                    receiver.look()
+                except BaseException as error:
+                    receiver.error = error      # raised where it is received
+                    return
     thread = threading.Thread(target=look, name='MPI progress', daemon=True)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         done.set()
@@ -148,10 +152,13 @@ class Receiver(_End):
         super().__init__(*args, **options)
         self._xp, self._lock = xp, threading.Lock()
         self._coming: _Coming | None = None
+        self.error: BaseException | None = None     # of a thread
 
     def look(self) -> bool:
         """Whether the next transfer is coming, which this starts to receive.
         """
+        if self.error is not None:
+            raise self.error
         header = self._peer, self._first_tag + _HEADER
         with self._lock:        # of a rank's own thread and of `moving`
             if self._coming is None and self._comm.Iprobe(*header):

@@ -60,7 +60,7 @@ _FRESH = 6.0
 
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OURS = os.path.abspath(f'{__file__}/../..') + os.sep
-#: A thread is idle where it moves messages of this package.
+#: Frames in these poll; a thread there only moves messages of this package.
 _MOVERS = tuple(os.path.join(_OURS, name, '') for name in (
     'channel', 'exchange', 'allreduce'))
 #: Or where its last frame is in one of these.
@@ -104,13 +104,13 @@ def doing(view: View) -> View:
                                  f'waits {words}')
     if not call:
         return view._replace(state=WORKS, words=words)
-    # In a loop, one wait may follow another in the same place; frames of this
-    # package differ from look to look.
+    # In a loop, one wait may follow another in the same place; frames that
+    # poll differ from look to look.
     return view._replace(
         state=WAITS, words=words, waits_for=ranks, moves=hash((call, *(
             (frame.f_lasti, *map(id, frame.f_locals.values()))
             for frame in _outside(frames)
-            if not _file(frame).startswith(_OURS)))))
+            if not _file(frame).startswith(_MOVERS)))))
 
 
 def _is_idle(thread: int, frames: Sequence[FrameType]) -> bool:

@@ -273,11 +273,13 @@ def plan(trained: Trained, comm: MPI.Comm, codecs: Sequence[str],
     train the model.
     """
     begin = time.perf_counter()
-    agree(comm, {'the batch': str(trained.batch), 'the communicator': str(
+    agree(comm, {'--codecs': str(codecs), '--seconds': str(
+        budget), 'the batch': str(trained.batch), 'the communicator': str(
         as_it_is), 'the model': str([
             (name, one.is_initialized and one.shape)
             for name, one in sorted(trained.model.namedparams())])},
-        remedy='Have the script make the same on all ranks.')
+        remedy='Give all ranks the same options, and have the script '
+        'make the same on them.')
     trials = Trials(
         lambda way: try_way(way, trained, comm, budget * _OF_A_TRIAL), say,
         lambda: comm.bcast(budget + _OVERTIME - time.perf_counter() + begin))

@@ -323,3 +323,22 @@ def test_numpys_generator_is_where_it_is_in_one_process(comm):
     numpy.random.seed(3)
     partition(Sizeless(), x, comm)
     assert comm.allgather(numpy.random.rand()) == [expected] * comm.size
+
+
+class Renormalised(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(2, 4), bn=L.BatchRenormalization(4),
+                         b=L.Linear(4, 3))
+
+    def forward(self, x):
+        return F.mean(self.b(self.bn(self.a(x))) ** 2)
+
+
+@on_ranks(2)
+def test_what_moves_on_with_every_pass_is_not_recomputed(comm):
+    x = numpy.random.RandomState(0).rand(8, 2).astype('f4')
+    plan = partition(Renormalised(), x[:4], comm, micro_batches=2).plan
+    updater = updater_of(comm, Renormalised(), [(x,)], plan={
+        **plan.as_dict(), 'recompute': (True, True)})
+    with pytest.raises(Exception, match='pass recompute=False'):
+        updater.update()

@@ -1,11 +1,13 @@
 """Arrays between ranks, whatever they are and whatever fails."""
 import itertools
+from unittest import mock
 
 from chainer_fp8pipe.channel.channel import (
     Receiver,
     RemoteError,
     Sender,
     describe,
+    moving,
 )
 
 import numpy
@@ -14,6 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.codecs import fake_cupy
+from tests.images.processes import eventually
 from tests.ranks import on_ranks
 
 TAGS = itertools.count()        # a receive may stay posted for ever
@@ -237,3 +240,13 @@ def test_sums_over_what_arrives_have_the_senders_bits(comm):
         numpy.testing.assert_array_equal(found, sent)
         assert numpy.argsort(numpy.abs(found.strides)).tolist() == (
             numpy.argsort(numpy.abs(sent.strides)).tolist())
+
+
+@on_ranks(1)
+def test_an_error_beside_is_raised_where_it_is_received(comm):
+    receiver = Receiver(comm, 0, 0)
+    with mock.patch.object(Receiver, 'look', side_effect=MemoryError('full')
+                           ), moving(lambda: [receiver]):
+        assert eventually(lambda: receiver.error)
+    with pytest.raises(MemoryError, match='full'):
+        receiver.receive()

@@ -86,13 +86,13 @@ def polls(is_over):
             time.sleep(0.001)
 
 
-@pytest.mark.parametrize('of_the_package', [False, True])
-def test_a_rank_moves_on_unless_frames_of_the_package_alone_change(
-        monkeypatch, of_the_package):
-    if of_the_package:
-        monkeypatch.setattr(watch, '_OURS', __file__)
+@pytest.mark.parametrize('is_mover', [False, True])
+def test_a_rank_moves_on_unless_frames_that_poll_alone_change(
+        monkeypatch, is_mover):
+    if is_mover:
+        monkeypatch.setattr(watch, '_MOVERS', (__file__,))
     first, last = says(polls)
-    assert (first.moves == last.moves) == of_the_package
+    assert (first.moves == last.moves) == is_mover
 
 
 def naps(over, comm):
