@@ -55,7 +55,10 @@ def _copies(links: Mapping[str, chainer.Link]
                 if isinstance(leaf, (chainer.Variable, nested.Dataless))
                 or not getattr(leaf.flags, 'writeable', True))
     for own, name, value in values:
-        if type(value).__module__.partition('.')[0] not in _FOREIGN:
+        if type(value) in (dict, list) and _SIMPLE.issuperset(map(type, (
+                value.values() if isinstance(value, dict) else value))):
+            own[name] = memo.setdefault(id(value), value.copy())
+        elif type(value).__module__.partition('.')[0] not in _FOREIGN:
             try:
                 own[name] = copy.deepcopy(value, memo)
             except Exception:       # of any class
@@ -103,6 +106,9 @@ class State:
         #: Those with computed values after the last step of training.
         self.left: dict[Attribute, Any] = {}
         self._changed: set[Attribute] = set()   # by this step
+        # Whether an attribute had the form of a batch's array before any: an
+        # array of the script's own, such as a count of each label.
+        self._is_own: dict[Attribute, bool] = {}
         self._kept: dict[str, list[dict[Attribute, Any]]] = {}  # by step
 
     def begin(self, step: str) -> None:
@@ -140,15 +146,19 @@ class State:
                 for name, value in vars(link).items()
                 if value is not (before := self._before[path].get(name))
                 and name not in CHAINERS | link._params | link._persistent
-                and self._is_of(program, value, before)}
+                and self._is_of((path, name), program, value, before)}
 
-    def _is_of(self, program: Any, value: Any, before: Any) -> bool:
+    def _is_of(self, key: Attribute, program: Any, value: Any, before: Any
+               ) -> bool:
         arrays = _arrays_in(value)
         if any(is_placeholder(array) and program in (None, array.program)
                for array in arrays):
             return True
-        return not self._forms.isdisjoint(map(_form_of, arrays)) and (
-            not _is_same(before, value))
+        if self._forms.isdisjoint(map(_form_of, arrays)) or (
+                _is_same(before, value)):
+            return False
+        return not self._is_own.setdefault(key, not self._forms.isdisjoint(
+            map(_form_of, _arrays_in(before))))
 
     def note(self, program: Any) -> dict[Attribute, Any]:
         """Notes, and returns, what links keep of a micro-batch.
@@ -161,8 +171,9 @@ class State:
         self._changed |= found.keys()
         for path, name in sorted(self.read & found.keys()):
             if self._number and any(
-                    is_placeholder(array)
-                    and len(self._arrays[0]) not in array.shape
+                    is_placeholder(array) and not any(
+                        size and size % len(self._arrays[0]) == 0
+                        for size in array.shape)
                     for array in _arrays_in(found[path, name])):
                 raise ValueError(
                     f'link {path} keeps {name!r} for the next batch, computed '

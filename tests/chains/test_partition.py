@@ -304,6 +304,48 @@ def test_samples_go_on_from_what_was_kept_of_their_places(comm):
         updater.update()
 
 
+class Counts(chainer.Chain):
+    """How often each label came, as many as a micro-batch has samples."""
+
+    def __init__(self):
+        super().__init__(a=L.Linear(4, 4), b=L.Linear(4, 3))
+        self.counts = numpy.zeros(3, 'i')
+
+    def forward(self, x, t):
+        self.counts = self.counts + numpy.bincount(
+            t, minlength=3).astype('i')
+        return F.softmax_cross_entropy(self.b(self.a(x)), t)
+
+
+@on_ranks(2)
+def test_a_count_goes_on_from_micro_batch_to_micro_batch(comm):
+    model, labels = Counts(), numpy.array([0, 1, 0, 2, 0, 1], 'i')
+    updater = updater_of(comm, model, [(numpy.ones((6, 4), 'f'), labels)])
+    for number in 1, 2, 3:
+        updater.update()
+        assert model.counts.tolist() == [3 * number, 2 * number, number]
+
+
+class Rows(chainer.Chain):
+    """A state of each sample's steps, in rows."""
+
+    def __init__(self):
+        super().__init__(a=L.Linear(2, 4), b=L.Linear(4, 1))
+        self.h = 0
+
+    def forward(self, x):
+        self.h = F.tanh(self.a(x.reshape(-1, 2)) + self.h)
+        found, self.h = self.h, self.h.array
+        return F.mean(self.b(found) ** 2)
+
+
+@on_ranks(2)
+def test_a_state_of_several_rows_a_sample_goes_on(comm):
+    updater = updater_of(comm, Rows(), [(numpy.ones((6, 5, 2), 'f'),)])
+    for _ in range(3):
+        updater.update()
+
+
 class Sizeless(chainer.Chain):
     def __init__(self):
         super().__init__(a=L.Linear(None, 6), b=L.Linear(
