@@ -74,7 +74,7 @@ def report(rows):
     stages = rows[0]['stages']
     torch = any('torch' in row for row in rows)
     print(f'\n{stages} stages{"":8}serial  ours  '
-          f'{"spread":>11}  best schedule  speed-up   of (2)'
+          f'{"spread":>11}  best schedule  speed-up   of (2)   of (3)'
           + ('   PyTorch  ours is' if torch else ''))
     print('width  parts      [ms]  [ms]  [ms]')
     for row in rows:
@@ -85,24 +85,52 @@ def report(rows):
                 f'{1e3 * time:5.0f}  {1e3 * min(times):4.0f} - '
                 f'{1e3 * max(times):4.0f}  {best:>13} '
                 f'{statistics.median(row["serial"]) / time:9.2f} '
-                f'{paper(row) / time:8.2f}')
+                f'{paper(row)[0] / time:8.2f} {paper(row)[1] / time:8.2f}')
         if 'torch' in row:
             other = statistics.median(fastest(row, 'torch')[1])
             line += f' {1e3 * other:8.0f} {other / time:6.2f} x as fast'
         print(line)
-    print("of (2): the paper's equation 2 from the serial time, over ours")
+    print("of (2), of (3): the paper's equations 2 and 3 from the serial time "
+          'and the link, over ours')
 
 
 def paper(row):
-    """Seconds of a step by the paper's equation 2, without messages.
+    """Seconds of a step by the paper's equations, without and with messages.
 
     With d stages, m micro-batches and t_comp the time of the serial step::
 
-        t_pipe = (m + d - 1) * t_comp / (m * d)
+        t_comm = 2 * (latency + bytes / bandwidth)          (equation 1)
+        t_pipe = (m + d - 1) * t_comp / (m * d)             (equation 2)
+        T_pipe = t_pipe + (m + d - 2) * t_comm              (equation 3)
+
+    t_comm is the time of a micro-batch's activation and its gradient to
+    cross one boundary, during which the sender waits.
     """
     stages, parts = row['stages'], row['micro_batches']
-    return ((parts + stages - 1) / parts / stages
-            * statistics.median(row['serial']))
+    latency, bandwidth = row['link']
+    t_comm = 2 * (latency + row['bytes'] / bandwidth)
+    t_pipe = ((parts + stages - 1) / parts / stages
+              * statistics.median(row['serial']))
+    return t_pipe, t_pipe + (parts + stages - 2) * t_comm
+
+
+def link_of(comm):
+    """Latency in seconds, and bytes per second, between the first two ranks.
+    """
+    found = []
+    for size in 64, 1 << 19:
+        array, trips = np.zeros(size, np.uint8), []
+        for _ in range(20):
+            comm.Barrier()
+            begin = time.perf_counter()
+            for turn in 0, 1:
+                if comm.rank == turn:
+                    comm.Send(array, 1 - turn)
+                elif comm.rank == 1 - turn:
+                    comm.Recv(array, turn)
+            trips.append((time.perf_counter() - begin) / 2)
+        found.append(comm.bcast(min(trips)))
+    return found[0], (1 << 19) / max(found[1] - found[0], 1e-9)
 
 
 def fastest(row, kind):
@@ -154,11 +182,12 @@ def at_width(width, job, torch):
                       parts] = updater.update
     if torch:
         steps.update(torch_steps(torch, width, job, batch, labels))
-    times = take_turns(steps, job['rounds'])
+    times, link = take_turns(steps, job['rounds']), link_of(comm)
     rows = []
     for parts in job['micro_batches']:
         row = {'stages': comm.size, 'width': width, 'micro_batches': parts,
-               'serial': times['serial', '', 0]}
+               'serial': times['serial', '', 0], 'link': link,
+               'bytes': 4 * width * BATCH / parts}
         for kind in ('ours', 'torch'):
             found = {name: value for (other, name, number), value
                      in times.items() if (other, number) == (kind, parts)}
