@@ -89,9 +89,9 @@ class waiting:
 
 
 def current_waits(thread: int | None = None) -> list[Wait]:
-    """What the outermost note that knows says of a thread, or the main one.
+    """The waits that the outermost note of a thread gives; None: the main one.
 
-    A wait of which none knows has no text; empty: the thread does not wait.
+    A wait without a note has no text; empty: the thread does not wait.
     """
     notes = tuple(_notes[thread or threading.main_thread().ident or 0])
     return next(filter(None, (note() for note in notes)),

@@ -72,7 +72,7 @@ _CALL = re.compile(r'\s*(?:(?:[\w, ]+=|return)\s)?\s*([\w.]+)\.(\w+)\s*\(')
 
 
 class View(NamedTuple):
-    """What a rank says of itself."""
+    """The state that a rank reports to the others."""
 
     rank: int           # in MPI.COMM_WORLD
     who: str            # in words

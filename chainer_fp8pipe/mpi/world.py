@@ -100,12 +100,14 @@ def end_all_ranks(text: str, code: int) -> None:
             _STUCK if _mpi() else _START, exit=True,
             file=os.open(os.devnull, os.O_WRONLY))
     try:
-        for file in sys.stdout, sys.stderr:
-            with contextlib.suppress(Exception):    # closed, or not a file
-                file.flush()
-        with contextlib.suppress(OSError):
-            # In one write, so that ranks do not mix.
-            os.write(2, text.encode(errors='replace'))
+        with contextlib.suppress(Exception):    # closed, or not a file
+            sys.stdout.flush()
+        try:
+            sys.stderr.write(text)  # in one write, so that ranks do not mix
+            sys.stderr.flush()
+        except Exception:
+            with contextlib.suppress(OSError):
+                os.write(2, text.encode(errors='replace'))
         # MPI_Abort may end the launcher before it has passed that on.
         wait_until_read()
         time.sleep(_PASSING_ON)

@@ -70,7 +70,8 @@ class Example:
 
 
 class Trained(NamedTuple):
-    """What a script is about to train; it stays as it is."""
+    """Updater, optimizer and batch of a script; trials change copies of them.
+    """
 
     updater: Any        # StandardUpdater; its iterator is used up
     optimizer: Any      # Chainer's own

@@ -75,7 +75,7 @@ def _made(kind: Any, data: Any, where: str = '') -> Any:
 
 
 def _fields(kind: Any, inner: tuple, data: Mapping, prefix: str) -> Any:
-    """Of a data class, or of ``Mapping[inner]``."""
+    """Makes a data class, or a ``Mapping[inner]``, of what JSON has read."""
     kinds = dict.fromkeys(data, inner[1]) if inner else (
         typing.get_type_hints(kind))
     for name in data.keys() - kinds.keys():

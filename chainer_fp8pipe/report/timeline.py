@@ -1,4 +1,4 @@
-"""What ranks do when, as Chrome trace and as picture."""
+"""Draws events of ranks over time, as Chrome trace and as picture."""
 from __future__ import annotations
 
 from collections.abc import Iterable
