@@ -420,7 +420,7 @@ class Pipeline:
                 'size, or let the iterator repeat')
         batch = self._adapter.cut(batch._replace(step=step), [
             end - start for start, end in bounds(samples, parts)])
-        _words(batch)
+        _words(batch._replace(target=None))     # or it could not be sent
         for part in batch.parts[:len(batch.trees)]:
             describe(part)      # or it could not be sent
         return batch
