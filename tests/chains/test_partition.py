@@ -22,7 +22,7 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from tests.models.judge import plan_of, updater_of
+from tests.models.judge import counted_times, plan_of, updater_of
 from tests.ranks import on_ranks
 
 
@@ -94,7 +94,7 @@ PLACES = [(owner, name, rank) for owner, name, ranks in (
 @on_ranks(2)
 def test_a_raise_between_two_messages_is_one_on_all_ranks(comm):
     for owner, name, rank in PLACES:
-        with failing(comm, rank, owner, name), \
+        with counted_times(), failing(comm, rank, owner, name), \
                 pytest.raises(ValueError, match='Unlucky'):
             partition(Net(), batch_of(2), comm)
 
