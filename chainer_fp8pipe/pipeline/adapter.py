@@ -27,7 +27,8 @@ class Batch(NamedTuple):
 
     #: Inputs of a batch; or lists, of a Chain's batch.  Gone when it is cut.
     arrays: list[Any] = []
-    target: Any = None  # for the loss of layers; an array
+    #: For the loss of layers: an array, on the first and last stage.
+    target: Any = None
     #: Names of the last ones, which are keyword arguments of a Chain.
     names: tuple[str, ...] = ()
     #: Numbers about the iterator, for the other stages.

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 import numpy
 from mpi4py import MPI
 
-from ..channel.channel import RemoteError
 from ..mpi.agreement import Meeting, agree, digest
 from ..mpi.world import shown, wait_until_read
+from .channel import RemoteError
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
          'hooks of the optimizer, one snapshot to resume from.')

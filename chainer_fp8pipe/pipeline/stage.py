@@ -25,7 +25,6 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..channel.channel import TAGS, Receiver, RemoteError, Sender, moving
 from ..intercept.function_calls import hold, unchecked
 from ..mpi.finalizing import keep_forever
 from ..mpi.ranks import nodes_of, once
@@ -33,6 +32,7 @@ from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .backprop import Arrays, GradientSums, Tape
 from .batch_statistics import BatchStatistics
+from .channel import TAGS, Receiver, RemoteError, Sender, moving
 from .layers import blame
 from .randomness import Place
 from .schedules import Kind, Schedule
@@ -153,11 +153,15 @@ class Channels:
                                    self._wait, **options)
         return self._ends[key]
 
-    def moving(self) -> contextlib.AbstractContextManager[None]:
-        """A block in which messages move while this rank computes."""
+    def moving(self, device: Any) -> contextlib.AbstractContextManager[None]:
+        """A block in which messages move while this rank computes.
+
+        They come to memory of Chainer's ``device``.
+        """
         return moving(lambda: [
             end for end in [*self._ends.values()] if isinstance(end, Receiver)
-        ]) if self.size > 1 and self._shared.far else _NO_BLOCK
+        ], lambda: chainer.using_device(device)
+        ) if self.size > 1 and self._shared.far else _NO_BLOCK
 
     def flush(self) -> None:
         """Waits until all that was sent has left."""

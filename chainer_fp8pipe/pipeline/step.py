@@ -31,7 +31,6 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
-from ..channel.channel import describe
 from ..mpi.agreement import raise_together
 from ..mpi.grid import Group, ProcessGrid, grid_of
 from ..mpi.watch import updates
@@ -39,6 +38,7 @@ from ..mpi.world import enter_world
 from ..report.stream import stream_of
 from .adapter import Adapter, Batch, adapter_of, samples_of
 from .backprop import Arrays
+from .channel import describe
 from .layers import blame
 from .meetings import Meetings, NotTraced, show_traceback
 from .randomness import Place, preserved
@@ -199,7 +199,7 @@ class Pipeline:
 
         Returns its result and the batch, which ``read`` gave on some rank.
         """
-        with self._channels.moving():
+        with self._channels.moving(self._model.device):
             batch = self._open(step, read, method)
             return self._carry_out(step, batch), batch
 
@@ -420,13 +420,13 @@ class Pipeline:
                 'size, or let the iterator repeat')
         batch = self._adapter.cut(batch._replace(step=step), [
             end - start for start, end in bounds(samples, parts)])
-        _words(batch._replace(target=None))     # or it could not be sent
-        for part in batch.parts[:len(batch.trees)]:
-            describe(part)      # or it could not be sent
+        _words(batch)           # or it could not be sent
+        for part in [[batch.target], *batch.parts[:len(batch.trees)]]:
+            describe(part)
         return batch
 
     def _pass_on(self, batch: Batch) -> Batch:
-        """The batch, from each stage to the next."""
+        """The batch, from each stage to the next; a target, to the last."""
         rank, receive = self.grid.stage_index, None
         send = ((lambda arrays: None) if self._is_last
                 else self._channels.sender(rank + 1, BATCH).send)
@@ -441,6 +441,13 @@ class Pipeline:
             if receive is not None:
                 batch.parts.append(list(receive()))
             send(batch.parts[number])
+        if batch.target is not None and self._is_last != (rank == 0):
+            if rank == 0:
+                last = self.grid.stages - 1
+                self._channels.sender(last, BATCH).send((batch.target,))
+            else:
+                target, = self._channels.receiver(0, BATCH).receive()
+                batch = batch._replace(target=target)
         return batch
 
     def _places(self, batch: Batch) -> list[Place]:
@@ -450,8 +457,9 @@ class Pipeline:
 
 
 def _words(batch: Batch) -> bytes:
-    """What of a batch is no array, which follow it."""
-    return pickle.dumps(batch._replace(parts=[]))
+    """What of a batch is no array: those follow it."""
+    return pickle.dumps(batch._replace(
+        parts=[], target=None if batch.target is None else True))
 
 
 @contextlib.contextmanager

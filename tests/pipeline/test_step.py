@@ -1,4 +1,6 @@
 """A pipeline's step in a loop without updater and Trainer."""
+from unittest import mock
+
 from chainer_fp8pipe import (
     Divisible,
     ProcessGrid,
@@ -156,6 +158,21 @@ def test_a_divisible_has_inputs_and_then_the_target(comm):
         pipeline.evaluate(**dict(a=X, t=T) if first else {})
     with pytest.raises(ValueError, match='make one of 1 arrays'):
         pipeline.evaluate(*[X] if first else ())
+
+
+@on_ranks(3)
+def test_targets_go_to_the_last_stage_alone(comm):
+    model = Divisible(*layers()).stage(comm, balance='layers')
+    pipeline = Pipeline(chainer.optimizers.SGD(0.5).setup(model), comm,
+                        micro_batches=2)
+    with mock.patch.object(pipeline._adapter, 'scatter',
+                           wraps=pipeline._adapter.scatter) as scatter:
+        pipeline.step(*[X, T][:2 * (comm.rank == 0)])
+    target = scatter.call_args.args[1].target
+    if comm.rank == 1:
+        assert target is True
+    else:
+        numpy.testing.assert_array_equal(target, T)
 
 
 # --- a loss function ---------------------------------------------------------

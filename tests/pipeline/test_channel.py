@@ -1,8 +1,10 @@
 """Arrays between ranks, whatever they are and whatever fails."""
+import contextlib
 import itertools
+import threading
 from unittest import mock
 
-from chainer_fp8pipe.channel.channel import (
+from chainer_fp8pipe.pipeline.channel import (
     Receiver,
     RemoteError,
     Sender,
@@ -245,8 +247,30 @@ def test_sums_over_what_arrives_have_the_senders_bits(comm):
 @on_ranks(1)
 def test_an_error_beside_is_raised_where_it_is_received(comm):
     receiver = Receiver(comm, 0, 0)
-    with mock.patch.object(Receiver, 'look', side_effect=MemoryError('full')
-                           ), moving(lambda: [receiver]):
+    with mock.patch.object(
+            Receiver, 'look', side_effect=MemoryError('full')), moving(
+            lambda: [receiver], contextlib.nullcontext):
         assert eventually(lambda: receiver.error)
     with pytest.raises(MemoryError, match='full'):
         receiver.receive()
+
+
+@on_ranks(1)
+def test_a_device_is_current_where_messages_move_beside(comm):
+    current = threading.local()
+    seen = []
+
+    @contextlib.contextmanager
+    def on_device():
+        current.device = 'a GPU'
+        yield
+        seen.append('left')
+
+    def look(receiver):
+        seen.append(getattr(current, 'device', None))
+    receiver = Receiver(comm, 0, 0)
+    with mock.patch.object(Receiver, 'look', look), moving(
+            lambda: [receiver], on_device):
+        assert eventually(lambda: seen)
+    assert {*seen[:-1]} == {'a GPU'}
+    assert seen[-1] == 'left'

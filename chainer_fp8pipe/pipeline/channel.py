@@ -38,23 +38,27 @@ class RemoteError(RuntimeError):
 
 
 @contextlib.contextmanager
-def moving(receivers: Callable[[], list[Receiver]]) -> Iterator[None]:
+def moving(receivers: Callable[[], list[Receiver]],
+           on_device: Callable[[], contextlib.AbstractContextManager[Any]]
+           ) -> Iterator[None]:
     """A block in which messages between nodes move while this rank computes.
 
-    Of each of the ``receivers`` one transfer is received ahead.
+    Of each of the ``receivers`` one transfer is received ahead.  A thread does
+    it in a block of ``on_device``, as a GPU is current in one thread only.
     """
     done = threading.Event()
     tag: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)      # nobody's
 
     def look() -> None:
-        while not done.wait(_PERIOD):
-            MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, tag)
-            for receiver in receivers():
-                try:
-                    receiver.look()
-                except BaseException as error:
-                    receiver.error = error      # raised where it is received
-                    return
+        with on_device():
+            while not done.wait(_PERIOD):
+                MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, tag)
+                for receiver in receivers():
+                    try:
+                        receiver.look()
+                    except BaseException as error:
+                        receiver.error = error  # raised where it is received
+                        return
     thread = threading.Thread(target=look, name='MPI progress', daemon=True)
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         done.set()

@@ -6,8 +6,8 @@ from tests.ranks import run_script
 # The rank that computes makes no call of MPI until it sees that the other
 # one is done.
 SCRIPT = '''
-import pathlib, sys, time
-from chainer_fp8pipe.channel.channel import Receiver, Sender, moving
+import contextlib, pathlib, sys, time
+from chainer_fp8pipe.pipeline.channel import Receiver, Sender, moving
 from chainer_fp8pipe.mpi.ranks import nodes_of
 import numpy
 from mpi4py import MPI
@@ -21,7 +21,7 @@ arrays = numpy.arange(2 ** 20), numpy.ones((3, 5))
 
 def compute():
     end = time.monotonic() + 200
-    with moving(lambda: [receiver]):
+    with moving(lambda: [receiver], contextlib.nullcontext):
         while not done.exists() and time.monotonic() < end:
             numpy.ones(10 ** 5).sum()
     print('in time' if done.exists() else 'too late')

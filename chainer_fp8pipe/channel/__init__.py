@@ -1,1 +1,0 @@
-"""Arrays from one stage of a pipeline to the next, in one message each."""
