@@ -29,7 +29,7 @@ _COMMANDS = {
                'run a script, and start it again when its ranks die'),
     'plan': ('planner.plan', True,
              'find the fastest way to run a script on these ranks'),
-    'report': ('report.report_command', False, 'show how a run went'),
+    'report': ('report.page', False, 'show how a run went'),
     'run': ('run', True, 'run an unmodified Chainer or ChainerMN script'),
 }
 

@@ -11,7 +11,7 @@ PAGE = (ROOT / 'docs/architecture.rst').read_text()
 
 
 @pytest.mark.parametrize(('modules', 'others'), [
-    ('chains.cuts, chainer_fp8pipe.report.timeline',
+    ('chains.cuts, chainer_fp8pipe.report.svg',
      {'chainer', 'mpi4py', 'matplotlib'}),
     ('launcher.launch_command', {'chainer', 'mpi4py'})])
 def test_what_is_said_to_know_nothing_of_others_imports_none(modules, others):

@@ -21,7 +21,7 @@ from chainer_fp8pipe.communicators.options import FAMILIES, OPTIONS
 from chainer_fp8pipe.compat._edits import EDITS
 from chainer_fp8pipe.launcher import launch_command
 from chainer_fp8pipe.pipeline.schedules import SCHEDULES, make_schedule
-from chainer_fp8pipe.report import report_command
+from chainer_fp8pipe.report import page as report
 
 import numpy
 import pytest
@@ -219,7 +219,7 @@ def test_a_command_of_the_package_has_options_that_it_knows(words):
         parser.parse_args(own)
         command = 'run'
     if command in ('export', 'report'):     # have parsers of their own
-        {'export': export, 'report': report_command}[
+        {'export': export, 'report': report}[
             command]._parser().parse_args(options)
     elif command != 'install-chainer':
         _parsed([command, *options])

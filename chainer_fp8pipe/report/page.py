@@ -1,21 +1,39 @@
-"""One HTML page about a run: text, tables and SVG, without scripts.
+"""``python -m chainer_fp8pipe report``: a verdict, and an HTML page.
 
-A page is a list of sections: a question about a run, and its answer.
+The page is text, tables and SVG, without scripts: a list of questions about a
+run, and their answers.
 """
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from ..command_line import Parser, reason
 from . import svg
 from .quantities import seconds, size
-from .record import PHASES, RankInterval, RunRecord, written_whole
-from .timeline import chrome_trace, draw_timeline
-from .verdict import diagnose, mean_of, mean_sent, verdict
+from .record import (
+    PHASES,
+    RankInterval,
+    RunRecord,
+    read_record,
+    written_whole,
+)
+from .verdict import diagnose, mean_of, mean_sent, text, verdict
 
+_DESCRIPTION = """
+Prints a run's verdict, and makes one HTML page about it.  FOLDER is the result
+folder of a training (Trainer's out), where an extension records the run, and
+makes the same page at its end; this command makes it earlier:
+
+    trainer.extend(chainer_fp8pipe.RunReport(comm))
+
+exit codes: 0; 2: the folder has no record, or one that cannot be read
+"""
 _STYLE = '''
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px;
@@ -103,10 +121,9 @@ def _phases(ranks: dict[str, list[RankInterval]]) -> str:
     boxes = []
     for row, (name, bar) in enumerate(bars.items()):
         ends = [*accumulate(bar.get(phase, 0.0) for phase in used)]
-        boxes += [svg.Box(
-            row, 1e3 * (end - bar.get(phase, 0.0)), 1e3 * end, phase,
-            f'{name}: {phase}, {seconds(bar.get(phase, 0.0))}')
-            for phase, end in zip(used, ends, strict=True)]
+        boxes += [svg.Box(row, end - bar.get(phase, 0.0), end, phase,
+                          f'{name}: {phase}')
+                  for phase, end in zip(used, ends, strict=True)]
     return _wide(svg.boxes(
         'Mean time of an update by rank', [*bars], boxes)) + _table([
             (name, seconds(sum(bar.values())), *(
@@ -121,8 +138,8 @@ def _timeline(record: RunRecord, path: str) -> str:
         return ''
     update = by_time[(len(by_time) - 1) // 2]
     with written_whole(path) as file:
-        json.dump(chrome_trace(update.events), file)
-    return _wide(draw_timeline(
+        json.dump(svg.chrome_trace(update.events), file)
+    return _wide(svg.timeline(
         f'Update {update.iteration}, a usual one of {len(by_time)} recorded',
         update.events)) + _paragraphs(
             [f'{os.path.basename(path)} has it for ui.perfetto.dev.'])
@@ -144,3 +161,37 @@ def _table(lines: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
     body = ''.join(row(line, 'td') for line in lines)
     return _wide(f'<table><thead>{row(header, "th")}</thead>{body}</table>'
                  if body else '')
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs the command with the arguments that follow its name.
+
+    Raises:
+        SystemExit: Help was wanted, or the arguments are wrong.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    path = options.output or os.path.join(options.folder, 'report.html')
+    try:
+        record = read_record(options.folder)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    if isinstance(sys.stdout, io.TextIOWrapper):    # paths may be no UTF-8
+        sys.stdout.reconfigure(errors='backslashreplace')
+    print(text(record))
+    try:
+        write_page(record, path)
+    except OSError as error:
+        parser.error(f'{path} cannot be written: {reason(error)}; name '
+                     'another file with -o')
+    print(f'page: {path}')
+
+
+def _parser() -> Parser:
+    parser = Parser(prog='python -m chainer_fp8pipe report',
+                    description=_DESCRIPTION)
+    parser.add_argument('folder', metavar='FOLDER',
+                        help='result folder of a run')
+    parser.add_argument('-o', '--output', metavar='FILE',
+                        help='the page (default: FOLDER/report.html)')
+    return parser

@@ -1,6 +1,6 @@
 """Plans as JSON, which people may edit."""
-# One reader for all classes: what may stand in a field is what its class says
-# in its annotations.  What fields mean together is checked by the classes.
+# What may stand in a field is what its class says in its annotations.  What
+# fields mean together is checked by the classes.
 from __future__ import annotations
 
 import dataclasses
@@ -51,41 +51,37 @@ def save(path: str, data: Any) -> None:
 
 def _made(kind: Any, data: Any, where: str = '') -> Any:
     """An object of a type, of what JSON has of it at a path of fields."""
-    inner, prefix = typing.get_args(kind), where and f'{where}.'
-    origin = typing.get_origin(kind) or kind
-    if origin is Any or type(data) is kind and dataclasses.is_dataclass(kind):
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    prefix = where and f'{where}.'
+    is_data = dataclasses.is_dataclass(kind)
+    if origin is Any or is_data and type(data) is kind:
         return data
     if origin is types.UnionType:       # of a type and None
         return None if data is None else _made(inner[0], data, where)
-    if origin is tuple and isinstance(data, list | tuple):
-        kinds = inner[:1] * len(data) if inner[-1] is ... else inner
-        if len(kinds) == len(data):
-            return tuple(_made(one, value, f'{prefix}{number}')
-                         for number, (one, value) in enumerate(
-                             zip(kinds, data, strict=True)))
-    elif isinstance(data, Mapping) and origin not in _NAMES:
-        return _fields(kind, inner, data, prefix)
-    elif origin is float and type(data) is int and data < 10 ** 300:
-        return _made(float, float(data), where)
-    elif type(data) is origin and (origin in (str, bool) or
-                                   0 <= data < math.inf):
+    if origin is tuple and isinstance(data, list | tuple):      # of one type
+        return tuple(_made(inner[0], value, f'{prefix}{number}')
+                     for number, value in enumerate(data))
+    if isinstance(data, Mapping) and origin is Mapping:
+        return dict(data)
+    if isinstance(data, Mapping) and is_data:
+        return _fields(kind, data, prefix)
+    if origin is float and type(data) is int and data < 10 ** 300:
+        data = float(data)
+    if type(data) is origin and (origin in (str, bool)
+                                 or 0 <= data < math.inf):
         return data
     raise ValueError(f'{where or "the plan"} must be '
                      f'{_NAMES.get(origin, "an object")}, not {data!r:.80}')
 
 
-def _fields(kind: Any, inner: tuple, data: Mapping, prefix: str) -> Any:
-    """Makes a data class, or a ``Mapping[inner]``, of what JSON has read."""
-    kinds = dict.fromkeys(data, inner[1]) if inner else (
-        typing.get_type_hints(kind))
+def _fields(kind: Any, data: Mapping, prefix: str) -> Any:
+    """Makes a data class of what JSON has read."""
+    kinds = typing.get_type_hints(kind)
     for name in data.keys() - kinds.keys():
         raise ValueError(f'{prefix}{name} is no field of a plan')
-    found = {name: _made(kinds[name], value, f'{prefix}{name}')
-             for name, value in data.items()}
-    if inner:
-        return found
     for one in dataclasses.fields(kind):
         # Neither of them is there.
         if one.name not in data and one.default is one.default_factory:
             raise ValueError(f'{prefix}{one.name} is missing')
-    return kind(**found)
+    return kind(**{name: _made(kinds[name], value, f'{prefix}{name}')
+                   for name, value in data.items()})

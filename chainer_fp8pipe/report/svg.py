@@ -1,6 +1,7 @@
 """Figures as SVG, with title, axis and legend: lines, and boxes in rows.
 
-Texts take the page's colour, so that a page may be dark.
+Texts take the page's colour, so that a page may be dark.  A timeline of ranks
+is also written as Chrome trace.
 """
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ import html
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .quantities import number
+from .quantities import number, seconds
+from .stream import Event
 
 #: Edges of what is drawn, and the height of a row, in pixels.
 _WIDE, _LEFT, _RIGHT, _TOP, _LOW, _ROW = 860, 84, 844, 34, 246, 34
@@ -27,7 +29,7 @@ _EVENTS = {
 
 
 class Box(NamedTuple):
-    """A box in a row; ends in milliseconds.  The pointer shows its words."""
+    """A box in a row; ends in seconds.  The pointer shows its words."""
 
     row: int
     left: float
@@ -74,18 +76,19 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]
 
 def boxes(title: str, rows: Sequence[str], found: Sequence[Box]) -> str:
     """Boxes in rows, by name, later ones in front; '' without any."""
-    end = max((box.right for box in found), default=0.0)
+    end = 1e3 * max((box.right for box in found), default=0.0)
     if not end:
         return ''
     scale, bottom = (_RIGHT - _LEFT) / end, _TOP + _ROW * len(rows)
     body = [_text(_LEFT - 6, _TOP + _ROW * (row + 0.5) + 4, name, 'end')
             for row, name in enumerate(rows)]
-    body += [f'<rect x="{_LEFT + scale * box.left:.2f}" '
+    body += [f'<rect x="{_LEFT + 1e3 * scale * box.left:.2f}" '
              f'y="{_TOP + _ROW * (box.row + 0.1):.1f}" '
-             f'width="{scale * (box.right - box.left):.2f}" '
+             f'width="{1e3 * scale * (box.right - box.left):.2f}" '
              f'height="{0.8 * _ROW:.1f}" '
-             f'fill="{_EVENTS.get(box.name, _EVENTS["other"])}">'
-             f'<title>{escaped(box.words)}</title></rect>' for box in found]
+             f'fill="{_EVENTS.get(box.name, _EVENTS["other"])}"><title>'
+             f'{escaped(box.words)}, {seconds(box.right - box.left)}'
+             '</title></rect>' for box in found]
     for x in _ticks(0.0, end):
         place = _LEFT + scale * x
         body += [_grid(place, bottom, place, bottom + 5),
@@ -95,11 +98,64 @@ def boxes(title: str, rows: Sequence[str], found: Sequence[Box]) -> str:
         name: colour for name, colour in _EVENTS.items() if name in used})
 
 
-def as_file(figure: str) -> str:
-    """A figure as a file of its own, on white."""
-    return figure.replace('<svg ', '<svg xmlns="http://www.w3.org/2000/svg" '
-                          'style="background:white;font:12px sans-serif" ',
-                          1) + '\n'
+def timeline(title: str, events: Iterable[Event]) -> str:
+    """A row for each rank; '' if no event takes time.
+
+    Inner events are in front.  Of a rank whose thread exchanges beside its
+    main one, that has a lower row.
+    """
+    events = [event for event in _outer_first(events)
+              if event.end > event.start]
+    threads = sorted({(event.rank, event.beside) for event in events})
+    origin = min((event.start for event in events), default=0.0)
+    return boxes(title, [
+        'beside' if beside else f'rank {rank}' for rank, beside in threads], [
+        Box(threads.index((one.rank, one.beside)), one.start - origin,
+            one.end - origin, one.name, ', '.join((
+                f'rank {one.rank}: {one.name}', *(
+                    f'{what} {place}' for what, place in (
+                        ('chunk', one.chunk),
+                        ('micro-batch', one.micro_batch))
+                    if place is not None)))) for one in events])
+
+
+def picture(events: Iterable[Event], title: str) -> str:
+    """A timeline as a file of its own, on white."""
+    return timeline(title, events).replace(
+        '<svg ', '<svg xmlns="http://www.w3.org/2000/svg" '
+        'style="background:white;font:12px sans-serif" ', 1) + '\n'
+
+
+def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
+    """The events, in any order, as Chrome trace: ranks as processes.
+
+    Write it with :func:`json.dump` and open it in Perfetto.  It has the "JSON
+    object format" of the Trace Event Format: times in microseconds from the
+    first event on, rounded to nanoseconds.
+    """
+    events = _outer_first(events)
+    origin = min((event.start for event in events), default=0.0)
+    found: list[dict[str, Any]] = [
+        {'ph': 'M', 'pid': rank, 'tid': int(beside), 'name': what,
+         'args': {'name': text}}
+        for rank, beside in sorted({(one.rank, one.beside) for one in events})
+        for what, text in (
+            ('process_name', f'rank {rank}'),
+            ('thread_name', 'exchange thread' if beside else 'main'))]
+    for event in events:
+        # Both ends are rounded, so that events that meet do not overlap.
+        start, end = (round((time - origin) * 1e6, 3)
+                      for time in (event.start, event.end))
+        found.append({
+            'ph': 'X', 'pid': event.rank, 'tid': int(event.beside),
+            'name': event.name, 'ts': start, 'dur': round(end - start, 3),
+            'args': {name: value for name in ('micro_batch', 'chunk', 'bytes')
+                     if (value := getattr(event, name)) is not None}})
+    return {'traceEvents': found, 'displayTimeUnit': 'ms'}
+
+
+def _outer_first(events: Iterable[Event]) -> list[Event]:
+    return sorted(events, key=lambda event: (event.start, -event.end))
 
 
 def escaped(text: str) -> str:

@@ -155,55 +155,45 @@ def mean_sent(intervals: Sequence[RankInterval]
 # A rank is slow if its own work, an update without COMMUNICATION, takes longer
 # than that of others who do the same, in the median of many updates.  So must
 # the faster quarter of its updates, or a machine that is now and then busy
-# would make a rank slow.  Intervals of ranks end at updates of their own: each
-# is compared with those of others that its middle lies in.  What passes
-# between updates is no own work: extensions that write files are rank 0's.
+# would make a rank slow.  What passes between updates is no own work:
+# extensions that write files are rank 0's.
 
 def diagnose(record: RunRecord) -> list[str]:
     """What makes the record's last start slow; [] if nothing stands out."""
     recent: dict[int, list[RankInterval]] = defaultdict(list)
     for one in sorted(record.intervals, key=lambda one: (one.rank, one.last)):
         recent[one.rank] = [*recent[one.rank], one][-_RECENT:]
+    own = {rank: [*map(median, zip(*(one.own for one in its), strict=True))]
+           for rank, its in recent.items()}
     found: list[str] = []
-    works: dict[int, list[float]] = defaultdict(list)
     for rank, its in recent.items():
-        stage = record.stages.get(rank)
-        works[stage or 0] += [one.own[1] for one in its]
-        others = [one for other in recent for one in recent[other]
-                  if other != rank and record.stages.get(other) == stage]
-        if not (figure := _times_as_long(its, others)):
+        others = [other for other in recent if other != rank
+                  and record.stages.get(other) == record.stages.get(rank)]
+        quick, middle = (own[rank][place] / median(
+            [own[other][place] for other in others] or [math.inf])
+            for place in (0, 1))
+        if min(quick, middle) < _SLOW:
             continue
-        mine, usual = mean_of(its, 'phases'), mean_of(others, 'phases')
+        mine, usual = mean_of(its, 'phases'), mean_of([
+            one for other in others for one in recent[other]], 'phases')
         name = max((name for name in mine
                     if name not in (*COMMUNICATION, 'between')),
                    key=lambda name: mine[name] - usual[name])
         found.append(
             f'Rank {rank} on {record.hosts.get(rank, "?")} is slow: its own '
-            f'work takes {figure:.2f} times as long as that of others. Most '
+            f'work takes {middle:.2f} times as long as that of others. Most '
             f'of it is {name}: {seconds(mine[name])} in place of '
             f'{seconds(usual[name])} an update.')
-    work = sorted((median(its), stage) for stage, its in works.items())
-    rest = [own for own, _ in work[:-1]]
-    if rest and work[-1][0] > _SLOW_STAGE * fmean(rest):
+    *rest, (longest, stage) = sorted(
+        (median(own[rank][1] for rank in own
+                if (record.stages.get(rank) or 0) == stage), stage)
+        for stage in {record.stages.get(rank) or 0 for rank in own}
+        ) or [(0.0, 0)]
+    mean = fmean([work for work, _ in rest] or [math.inf])
+    if longest > _SLOW_STAGE * mean:
         found.append(
-            f'Stage {work[-1][1]} of the pipeline works '
-            f'{seconds(work[-1][0])} an update, '
-            f'{work[-1][0] / fmean(rest):.2f} times as long as '
-            'the mean of the others, which wait for it. Cut the model '
-            'otherwise, or let partition() cut it.')
+            f'Stage {stage} of the pipeline works {seconds(longest)} an '
+            f'update, {longest / mean:.2f} times as long as the mean of the '
+            'others, which wait for it. Cut the model otherwise, or let '
+            'partition() cut it.')
     return found
-
-
-def _times_as_long(its: Sequence[RankInterval],
-                   others: Sequence[RankInterval]) -> float:
-    """How many times as long a rank works as others; 0: as usual."""
-    ratios = []
-    for one in its:
-        there = [other.own for other in others if other.first
-                 <= (one.first + one.last) / 2 <= other.last]
-        if there:
-            ratios.append([mine / median(theirs) for mine, theirs in zip(
-                one.own, zip(*there, strict=True), strict=True)])
-    quick, middle = map(median, zip(*ratios, strict=True)) if ratios else (
-        0.0, 0.0)
-    return middle if min(quick, middle) >= _SLOW else 0.0

@@ -3,7 +3,7 @@ import pathlib
 
 from chainer_fp8pipe.pipeline.schedules import Kind, make_schedule
 from chainer_fp8pipe.report.stream import Event
-from chainer_fp8pipe.report.timeline import picture
+from chainer_fp8pipe.report.svg import picture
 
 
 def events_of(schedule, second):

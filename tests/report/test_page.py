@@ -5,9 +5,8 @@ import re
 from xml.etree import ElementTree
 
 from chainer_fp8pipe.report import svg
-from chainer_fp8pipe.report.page import write_page
+from chainer_fp8pipe.report.page import main, write_page
 from chainer_fp8pipe.report.record import CurvePoint, RunRecord, read_record
-from chainer_fp8pipe.report.report_command import main
 
 import pytest
 

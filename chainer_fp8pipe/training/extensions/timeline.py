@@ -17,7 +17,7 @@ from ...intercept.patching import AroundCalls
 from ...mpi.agreement import raise_together
 from ...report.record import written_whole
 from ...report.stream import events_of
-from ...report.timeline import chrome_trace, picture
+from ...report.svg import chrome_trace, picture
 from ..checks import check_count
 
 

@@ -1,12 +1,12 @@
-"""Events become shares, traces and pictures."""
+"""Events become traces and pictures."""
 import itertools
 from xml.etree import ElementTree
 
 from chainer_fp8pipe.report.stream import Event
-from chainer_fp8pipe.report.timeline import (
+from chainer_fp8pipe.report.svg import (
     chrome_trace,
-    draw_timeline,
     picture,
+    timeline,
 )
 
 from .made_up_run import events as events_of_rank
@@ -23,7 +23,7 @@ def test_a_trace_has_ranks_with_their_threads():
             for line in lines if line['name'] == 'thread_name'} == {
         (0, 0, 'main'), (0, 1, 'exchange thread'), (1, 0, 'main')}
     found = {line['name']: line for line in lines if line['ph'] == 'X'}
-    forward = found['forward 4']
+    forward = found['forward']
     assert (forward['pid'], forward['ts'], forward['dur'], forward['args']
             ) == (1, 2500000, 500000, {
                 'micro_batch': 4, 'chunk': 0, 'bytes': 7})
@@ -52,4 +52,4 @@ def test_a_picture_is_a_file_with_a_row_for_each_thread():
 
 
 def test_nothing_is_drawn_of_nothing():
-    assert draw_timeline('', [Event(0, 'forward', 1, 1)]) == ''
+    assert timeline('', [Event(0, 'forward', 1, 1)]) == ''
