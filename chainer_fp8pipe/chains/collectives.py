@@ -91,7 +91,7 @@ def _patch(owner: Any, name: str, answer: Callable | None) -> Patch:
     def make(original: Any) -> Any:
         def operate(self: Any, *args: Any, **kwargs: Any) -> Any:
             interceptor = current()
-            comm = self._comm if owner is Group else self.mpi_comm
+            comm = self.comm if owner is Group else self.mpi_comm
             if interceptor is None or comm.size == 1:
                 return original(self, *args, **kwargs)
             return interceptor.communicate(
@@ -106,6 +106,4 @@ _PATCHES = (
     *(_patch(MpiCommunicatorBase, name, None) for name in _REFUSED),
     _patch(MpiCommunicatorBase, '_multi_node_mean', _mean),
     _patch(PureNcclCommunicator, '_multi_node_mean_nccl', _mean_nccl),
-    _patch(Group, 'gather', lambda group, numbers: numbers[None].repeat(
-        group.size, axis=0)),
-    _patch(Group, 'gather_objects', lambda group, thing: [thing] * group.size))
+    _patch(Group, 'gather', lambda group, thing: [thing] * group.size))

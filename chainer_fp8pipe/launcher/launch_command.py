@@ -17,9 +17,8 @@ from ..command_line import Parser, as_type, count
 from ..report.launch_protocol import ENDED, LAUNCHED
 from ..report.quantities import columns, counted, parse_seconds
 from ..report.quantities import seconds as in_words
-from .attempt import TICK, noted_signals, run_job
+from .attempt import TICK, USAGE, Ending, noted_signals, run_job, say, show
 from .hosts import away, find_starter, read_hosts
-from .output import USAGE, Ending, say, show
 
 _SAME = 3       # starts in a row with the same failure of the script
 #: Seconds between starts at most, and between two questions to hosts.

@@ -70,7 +70,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
                 self._get_beta()[0] if self.beta is None else self.beta))
         except BaseException:
             if not function.has_sent:       # the others wait for this rank
-                self.group.gather_objects(())
+                self.group.gather(())
             raise
         if not chainer.config.in_recomputing:
             self.N = number
@@ -109,7 +109,7 @@ class GroupedBatchNormalizationFunction(
         local = self._shift.astype(self._dtype).astype(float)
         sums, squares = self._sum(centred), self._sum(centred ** 2)
         self.has_sent = True
-        mean, variance = self._joined(self._group.gather_objects(
+        mean, variance = self._joined(self._group.gather(
             numpy.concatenate([
                 [count], local + sums / max(count, 1),
                 numpy.maximum(squares - sums ** 2 / max(count, 1), 0)])))
@@ -141,7 +141,7 @@ class GroupedBatchNormalizationFunction(
             gamma.dtype)) for one in (ggamma, gbeta)]]
         if 0 in indexes:
             everyone = self._group.gather(numpy.concatenate([ggamma, gbeta]))
-            ggamma, gbeta = everyone.sum(axis=0).reshape(2, -1) / self.elements
+            ggamma, gbeta = sum(everyone).reshape(2, -1) / self.elements
             scale = to_cpu(gamma).ravel() * self._inverse
             slope = -scale * self._inverse * ggamma
             centred *= self._spread(slope, x)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from . import divisors
 from .agreement import Meeting, agree
 from .finalizing import keep_forever
-from .ranks import PROBLEM, free_with_kept, kept_with, nodes_of, once
+from .ranks import free_with_kept, kept_with, nodes_of, once
 from .waiting import wait_until
 from .watch import watch
 from .world import enter_world
@@ -81,7 +81,7 @@ def grid_of(comm: Any) -> ProcessGrid:
                 lambda: ProcessGrid(ranks, pipeline=ranks.size))
 
 
-def split_groups(comm: Any, group_size: int | None = None) -> MPI.Comm:
+def group_of(comm: Any, group_size: int | None = None) -> Group:
     """The group of consecutive ranks that this one belongs to.
 
     It is kept with ``comm`` and freed with it; equal calls return the same
@@ -91,12 +91,11 @@ def split_groups(comm: Any, group_size: int | None = None) -> MPI.Comm:
     comm = ranks_of(comm)
     size = _divisor(comm, 'group_size',
                     comm.size if group_size is None else group_size)
-    found = kept_with(comm).get(('group', size))
-    if found is not None and comm.allreduce(
-            PROBLEM in kept_with(found), MPI.LOR):
-        del kept_with(comm)['group', size]
-    return once(comm, ('group', size),
-                lambda: comm.Split(comm.rank // size, comm.rank))
+    name = 'group', size
+    if comm.allreduce(name in kept_with(comm)
+                      and bool(kept_with(comm)[name].problem), MPI.LOR):
+        del kept_with(comm)[name]
+    return once(comm, name, lambda: Group(comm.Split(comm.rank // size)))
 
 
 def ranks_of(comm: Any) -> MPI.Comm:
@@ -124,23 +123,18 @@ def _divisor(comm: MPI.Comm, name: str, value: Any) -> int:
 
 
 class Group:
-    """Ranks that gather a few numbers, and hear when one of them gives up.
+    """Ranks that gather something, and hear when one of them gives up.
 
     A copy, also a deep one, is the same object: a model and its copies talk
-    to the same ranks.  All groups of a communicator are given up together, as
-    messages of one may still be on their way.
+    to the same ranks.  ``comm`` becomes the group's.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._comm, self._kept = comm, kept_with(comm)
+        self.comm, self.problem = comm, ''
         self.size, self.rank = comm.size, comm.rank
         self._meeting = Meeting(comm, self._wait)
 
-    def gather(self, numbers: numpy.ndarray) -> numpy.ndarray:
-        """Float64 of shape (ranks, n), of (n,) of each rank."""
-        return numpy.array(self.gather_objects(numbers))
-
-    def gather_objects(self, thing: Any) -> list[Any]:
+    def gather(self, thing: Any) -> list[Any]:
         """Every rank's object; raises RuntimeError if a rank gives up."""
         self._must_go_on()
         return self._meeting.say(thing)
@@ -150,24 +144,29 @@ class Group:
 
         Their present or next :meth:`gather` raises with this text.
         """
-        if PROBLEM not in self._kept:
-            self._kept[PROBLEM] = text
+        if not self.problem:
+            self.problem = text
             text = f'rank {self.rank} of the group gave up: {text}'
             for rank in {*range(self.size)} - {self.rank}:
-                keep_forever(self._comm.isend(text, rank))
+                keep_forever(self.comm.isend(text, rank))
+
+    def Free(self) -> None:
+        """As that of a communicator."""
+        if not self.problem:    # a later one would find messages that are left
+            self.comm.Free()
 
     def _wait(self, done: Callable[[], bool]) -> None:
         def hears() -> bool:
-            if self._comm.Iprobe():
-                self._kept[PROBLEM] = self._comm.recv()
-            return PROBLEM in self._kept
+            if self.comm.Iprobe():
+                self.problem = self.comm.recv()
+            return bool(self.problem)
         wait_until(lambda: done() or hears())
         if not done():
             self._must_go_on()
 
     def _must_go_on(self) -> None:
-        if PROBLEM in self._kept:
-            raise RuntimeError(f'{self._kept[PROBLEM]}; make the model anew')
+        if self.problem:
+            raise RuntimeError(f'{self.problem}; make the model anew')
 
     def __deepcopy__(self, memo: Any = None) -> Group:
         return self

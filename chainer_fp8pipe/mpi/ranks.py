@@ -10,15 +10,11 @@ from typing import Any
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-#: Kept with a communicator in which messages may be left: why.
-PROBLEM = 'problem'
-
 
 def _free_communicators(comm: Any, key: int, kept: dict[Hashable, Any]
                         ) -> None:
     for value in kept.values():
-        # A later communicator would find messages that are left.
-        if isinstance(value, MPI.Comm) and PROBLEM not in kept_with(value):
+        if hasattr(value, 'Free'):
             value.Free()
 
 
@@ -27,7 +23,7 @@ _KEPT = MPI.Comm.Create_keyval(delete_fn=_free_communicators)
 
 
 def kept_with(comm: MPI.Comm) -> dict[Hashable, Any]:
-    """By name; communicators among them are freed with this one."""
+    """By name; what has ``Free()`` is freed with this communicator."""
     kept: Any = comm.Get_attr(_KEPT)
     if kept is None:
         kept = {}

@@ -15,7 +15,7 @@ from chainermn.links import MultiNodeBatchNormalization
 from ..links.divisible import Divisible
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..mpi.agreement import agree, raise_together
-from ..mpi.grid import Group, ranks_of, split_groups
+from ..mpi.grid import group_of, ranks_of
 from ..mpi.world import enter_world
 
 
@@ -52,7 +52,7 @@ def create_grouped_bn_model(
     """
     ranks = ranks_of(comm)
     enter_world()        # or the others would wait in their next batch
-    group = Group(split_groups(ranks, group_size))
+    group = group_of(ranks, group_size)
     result, found = raise_together(ranks, lambda: _copied(model), ValueError)
     agree(ranks, {
         f'batch normalisation {number} (called {link.name})':

@@ -1,5 +1,5 @@
 """What ranks say that the launcher acts upon, and how a start has ended."""
-from chainer_fp8pipe.launcher.output import JobOutput, Lines, ending_of
+from chainer_fp8pipe.launcher.attempt import JobOutput, Lines, ending_of
 from chainer_fp8pipe.report.launch_protocol import DONE, RANK, UPDATED
 
 import pytest

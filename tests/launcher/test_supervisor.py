@@ -1,6 +1,6 @@
 """Whether a job starts again."""
+from chainer_fp8pipe.launcher.attempt import Ending
 from chainer_fp8pipe.launcher.launch_command import pause_after, verdict
-from chainer_fp8pipe.launcher.output import Ending
 
 import pytest
 

@@ -5,7 +5,7 @@ from unittest import mock
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.mpi import grid as module
-from chainer_fp8pipe.mpi.grid import Group, ProcessGrid, grid_of, split_groups
+from chainer_fp8pipe.mpi.grid import Group, ProcessGrid, grid_of, group_of
 from chainer_fp8pipe.mpi.ranks import free_with_kept
 
 import chainermn
@@ -53,7 +53,7 @@ def test_a_grid_that_was_freed_is_not_given_again(comm):
 
 
 #: What is made, of arguments, and what is said of wrong ones.
-MAKE = {'pipeline': ProcessGrid, 'group_size': split_groups}
+MAKE = {'pipeline': ProcessGrid, 'group_size': group_of}
 WRONG = [(3, '=3 does not divide the 4 ranks; it can be 1, 2 or 4'), *(
     (value, 'does not divide the 4 ranks') for value in (
         0, -2, 8, 2.0, True, '2')),
@@ -76,20 +76,23 @@ def test_bad_or_different_arguments_are_an_error_on_all_ranks(
 # --- groups ------------------------------------------------------------------
 
 @on_ranks(4)
-def test_groups_are_consecutive_ranks(comm):
+def test_a_group_gathers_of_consecutive_ranks(comm):
     outer = chainermn.create_communicator('naive', mpi_comm=comm)
     for given, groups in (
             ({}, [[0, 1, 2, 3]]), ({'group_size': 1}, [[0], [1], [2], [3]]),
             ({'group_size': 2}, [[0, 1], [2, 3]]),
             ({'group_size': np.int64(4)}, [[0, 1, 2, 3]])):
-        group = split_groups(outer, **given)
-        assert group.allgather(comm.rank) == next(
-            group for group in groups if comm.rank in group)
+        group = group_of(outer, **given)
+        for things in range(3), np.arange(10000.0), 'ab', [np.nan]:
+            thing = comm.rank, things
+            np.testing.assert_equal(group.gather(thing), next(
+                [(rank, things) for rank in group] for group in groups
+                if comm.rank in group))
 
 
 def test_groups_are_of_the_ranks_of_a_communicator():
     with pytest.raises(TypeError, match='not a str; .*grid.data'):
-        split_groups('world')
+        group_of('world')
 
 
 @on_ranks(4)
@@ -97,27 +100,13 @@ def test_grids_and_groups_give_communicators_back(comm):
     grid = ProcessGrid(comm, 2)
     grid.free()
     grid.free()                 # once more does no harm
-    assert split_groups(comm, 1) == split_groups(comm, 1) != split_groups(
-        comm, 2)
+    assert group_of(comm, 1) is group_of(comm, 1) is not group_of(comm, 2)
     with communicators_left(comm, 10):
         for _ in range(20):     # more than fit if none were freed
             ProcessGrid(comm, 2).free()
             part = comm.Dup()
-            split_groups(part, 2)
+            group_of(part, 2)
             part.Free()
-
-
-# --- a group that gathers ----------------------------------------------------
-
-@on_ranks(1, 2, 4)
-def test_a_group_gathers_numbers_in_the_order_of_ranks(comm):
-    group = Group(split_groups(comm))
-    for repeat in range(20):
-        found = group.gather(np.array([comm.rank, repeat, np.nan]))
-        np.testing.assert_array_equal(
-            found, [[rank, repeat, np.nan] for rank in range(comm.size)])
-    assert group.gather_objects({comm.rank}) == [
-        {rank} for rank in range(comm.size)]
 
 
 def test_copies_of_a_group_are_the_same_and_it_cannot_be_pickled():
@@ -128,29 +117,24 @@ def test_copies_of_a_group_are_the_same_and_it_cannot_be_pickled():
 
 
 @on_ranks(2, 4)
-@pytest.mark.parametrize(('method', 'given'), [
-    ('gather', np.zeros(10000)), ('gather_objects', (3, 4))])
-def test_waiting_for_a_rank_that_gives_up_is_an_error(comm, method, given):
-    ranks = split_groups(comm)
-    other, group = Group(ranks), Group(ranks)
-    getattr(other, method)(given)
-    comm.Barrier()              # or it is heard of in there
+def test_waiting_for_a_rank_that_gives_up_is_an_error(comm):
+    group = group_of(comm)
     message = 'no more paper; make the model anew'
     if comm.rank == 1:
         group.give_up('no more paper')
     else:
         message = f'rank 1 of the group gave up: {message}'
-    for one in group, group, other:     # whose messages may meet
+    for _ in range(2):
         with pytest.raises(RuntimeError, match=message):
-            getattr(one, method)(given)
-    # New groups of the same ranks know nothing of it.
-    again = split_groups(comm)
-    assert again != ranks
-    assert Group(again).gather(np.ones(1)).sum() == comm.size
-    assert split_groups(comm) == again
+            group.gather(np.zeros(10000))
+    # A new group of the same ranks knows nothing of it.
+    again = group_of(comm)
+    assert again is not group
+    assert sum(again.gather(1)) == comm.size
+    assert group_of(comm) is again
     # Nor does a later communicator receive what it has sent.
     parts = comm.Dup()
-    Group(split_groups(parts)).give_up('no more paper')
+    group_of(parts).give_up('no more paper')
     free_with_kept(parts)
     later = [comm.Dup() for _ in range(4)]
     comm.Barrier()

@@ -5,7 +5,7 @@ import io
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
-from chainer_fp8pipe.mpi.grid import split_groups
+from chainer_fp8pipe.mpi.grid import group_of
 from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
 
 import chainer
@@ -199,7 +199,7 @@ def test_a_group_trains_like_one_process(comm, arguments, sizes):
     """Two layers deep: gradients go through the statistics of all ranks."""
     if arguments.get('group_size') == 'half':
         arguments = {'group_size': max(comm.size // 2, 1)}
-    group = split_groups(comm, **arguments)
+    group = group_of(comm, **arguments).comm
     model = create_grouped_bn_model(network(), create_communicator(
         'fp8', mpi_comm=comm), **arguments)
     sizes = sizes[:comm.size]
