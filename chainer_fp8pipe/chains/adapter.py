@@ -17,11 +17,15 @@ from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.adapter import Adapter, Batch, rows, samples_of
 from ..pipeline.backprop import Arrays
-from ..pipeline.layers import checked_weight
+from ..pipeline.means import (
+    Reports,
+    add,
+    checked_weight,
+    report_of,
+    weights_of,
+)
 from ..pipeline.meetings import NotTraced
 from ..pipeline.randomness import Place, preserved, seed_at
-from ..pipeline.reported import Report, Reports, add, report_of
-from ..pipeline.stage import weights_of
 from . import nested
 from .deferred import draw
 from .mean_loss import why_no_mean
@@ -46,16 +50,8 @@ class ChainAdapter(Adapter):
 
     def __init__(self, model: Any, grid: ProcessGrid, optimizer: Any,
                  loss_weight: Callable | None = None,
-                 loss_func: Callable | None = None, **of_layers: Any
-                 ) -> None:
+                 loss_func: Callable | None = None) -> None:
         super().__init__(model, grid, loss_weight)
-        given = [name for name, value in of_layers.items()
-                 if value is not None]
-        if given:
-            raise ValueError(
-                f'{" and ".join(given)} cannot be given for a model that '
-                'partition() has cut; the model itself returns the loss and '
-                'reports the metrics')
         part: Partition = model.partition
         self._partition = part
         for wrong, text in (
@@ -242,7 +238,7 @@ class ChainAdapter(Adapter):
             for name, value in one.found.items():
                 add(found, name, report_of(value, weight))
         if self._is_last:
-            found[LOSS] = Report('number', self.mean.sum, self.mean.weight)
+            found[LOSS] = self.mean.report
         return found
 
     def report(self, means: dict[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import Interceptor, intercepting
+from ..pipeline.means import weights_of
 from ..pipeline.randomness import preserved
-from ..pipeline.stage import weights_of
 from . import nested
 from .attributes import on_copies
 from .deferred import place_array

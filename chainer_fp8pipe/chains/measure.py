@@ -22,7 +22,7 @@ from chainer.links import BatchNormalization
 from ..intercept.function_calls import Interceptor, intercepting
 from ..intercept.training_objects import own_work
 from ..pipeline.backprop import SEPARABLE
-from ..pipeline.batch_statistics import why_once
+from ..pipeline.means import why_once
 from ..pipeline.randomness import preserved
 from . import collectives, nested
 from .attributes import on_copies

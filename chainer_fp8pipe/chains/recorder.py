@@ -31,7 +31,7 @@ from ..intercept.function_calls import (
     intercepting,
     suspended,
 )
-from ..pipeline.batch_statistics import why_once
+from ..pipeline.means import why_once
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import collectives, nested
 from .attributes import copied, on_copies, set_attributes

@@ -131,11 +131,11 @@ class Divisible(chainer.ChainList):
             Chunk ``c`` is on stage ``c % stages``.  None: this is the whole
             model.
         bounds: Start and end (exclusive) of the chunks that are here.
-        foreign: Parameters of layers that are not here, by identity, with
-            the name of the layer.  Weak references.
+        foreign: The names of layers that are not here, by the nodes of
+            their parameters, of which it keeps none alive.
     """
 
-    foreign: dict[int, tuple[weakref.ref, str]]
+    foreign: Mapping[Any, str] = types.MappingProxyType({})
     layout: Bounds | None = None
     _bounds: Bounds = ()
     _seed = 0
@@ -145,7 +145,6 @@ class Divisible(chainer.ChainList):
         # call it (as in the paper's Program 2).
         self = super().__new__(cls)
         chainer.ChainList.__init__(self)
-        self.foreign = {}
         return self
 
     def __init__(self, *layers: Any, seed: int = 0) -> None:
@@ -251,7 +250,7 @@ class Divisible(chainer.ChainList):
         return result
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), 'foreign': {}}    # references are of here
+        return {**vars(self), 'foreign': {}}    # nodes are of here
 
     def add_hook(self, hook: Any, name: str | None = None) -> Any:
         """As Chainer's; a stage, which is not called as a whole, refuses."""
@@ -339,33 +338,70 @@ class Divisible(chainer.ChainList):
             raise ValueError(
                 f'{self!r} cannot be cut into {chunks} chunks for each of '
                 f'{stages} ranks: a chunk has 1 layer or more')
-        layers, = self.pieces
-        ends = list(itertools.accumulate(counts_of(
-            balance, total, layers, self.sizes())))
+        ends = list(itertools.accumulate(self._counts(balance, total)))
         layout = tuple(zip([0, *ends], ends, strict=False))
-        owner = {number: chunk % stages
-                 for chunk, run in enumerate(layout)
-                 for number in range(*run)}
-        check_cut(layers, owner)
+        owner = [chunk % stages for chunk, run in enumerate(layout)
+                 for _ in range(*run)]
         part = type(self).__new__(type(self))
         vars(part).update(vars(self), name=None, layout=layout, _children=[],
-                          _bounds=layout[stage::stages], foreign={})
-        for number, child in enumerate(self):
-            layer = _layer(child)
-            if owner[number] != stage:
-                part.foreign.update({
-                    id(thing): (weakref.ref(thing), layer_name(number, layer))
-                    for thing in held(layer)
-                    if isinstance(thing, chainer.Parameter)})
-                child = Call(None, f'{child}, on stage {owner[number]}')
-            elif isinstance(layer, types.MethodType) and (
-                    layer.__self__ is self):
-                child = Call(types.MethodType(layer.__func__, part))
-            elif isinstance(child, Call):
-                child = Call(layer)
-            child.name = str(number)
-            part._children.append(child)
+                          _bounds=layout[stage::stages],
+                          foreign=weakref.WeakKeyDictionary())
+        first: dict[int, int] = {}      # layer that holds a thing, by its id
+        for number, layer in enumerate(map(_layer, self)):
+            name = layer_name(number, layer)
+            for thing in held(layer):
+                other = first.setdefault(id(thing), number)
+                if owner[other] != owner[number]:
+                    called = getattr(thing, 'name', None) or ''
+                    raise ValueError(
+                        f'{layer_name(other, _layer(self[other]))} and {name} '
+                        + f'share the {type(thing).__name__} {called}'.rstrip()
+                        + '; cut so that both are on one rank, or give one '
+                        'its own parameters')
+                if owner[number] != stage and isinstance(
+                        thing, chainer.Parameter):
+                    part.foreign[thing.node] = name
+            part._children.append(self._child_of(
+                part, number, '' if owner[number] == stage
+                else f', on stage {owner[number]}'))
         return part
+
+    def _child_of(self, part: Any, number: int, elsewhere: str) -> Link:
+        """What a part has in the place of a layer."""
+        child = self[number]
+        layer = _layer(child)
+        if elsewhere:
+            child = Call(None, f'{child}{elsewhere}')
+        elif isinstance(layer, types.MethodType) and layer.__self__ is self:
+            child = Call(types.MethodType(layer.__func__, part))
+        elif isinstance(child, Call):
+            child = Call(layer)
+        child.name = str(number)
+        return child
+
+    def _counts(self, balance: Any, chunks: int) -> list[int]:
+        """The number of layers of each chunk of all ranks, or ValueError."""
+        if not isinstance(balance, str):
+            counts = [operator.index(count) for count in balance]
+            if len(counts) != chunks or min(counts) < 1 or (
+                    sum(counts) != len(self)):
+                raise ValueError(
+                    f'balance={counts} does not fit: it must be {chunks} '
+                    'numbers of layers, one for each chunk, all 1 or more and '
+                    f'{len(self)} together')
+            return counts
+        if balance not in ('parameters', 'layers'):
+            raise ValueError(
+                f"unknown balance {balance!r}; valid are 'parameters', "
+                "'layers' and a list of the number of layers of each chunk")
+        costs = [1] * len(self) if balance == 'layers' else self.sizes()
+        if None in costs:
+            number = [cost is None for cost in costs].index(True)
+            raise ValueError(
+                f'{layer_name(number, _layer(self[number]))} learns the shape '
+                'of its parameters from its first input; give it all sizes, '
+                "or pass balance='layers' or a list to stage")
+        return even_parts([cost or 0 for cost in costs], chunks)
 
     def _agreed(self, chunks: int, balance: str | Sequence[int]
                 ) -> dict[str, str]:
@@ -393,44 +429,6 @@ def _layer(child: Link) -> Any:
     return child.function if isinstance(child, Call) else child
 
 
-# --- where it is cut ---------------------------------------------------------
-
-def counts_of(balance: Any, chunks: int, layers: Sequence[Layer],
-              sizes: Sequence[int | None]) -> list[int]:
-    """The number of layers of each chunk.
-
-    ``balance`` is ``'parameters'`` or ``'layers'``, which is divided evenly,
-    or the numbers; ``chunks`` counts those of all ranks, and ``sizes`` has the
-    parameters of each layer; None: not known.
-
-    Raises:
-        ValueError: There is no such measure, a size is needed that is not
-            known, or the numbers do not fit.
-    """
-    if not isinstance(balance, str):
-        counts = [operator.index(count) for count in balance]
-        if len(counts) != chunks or min(counts) < 1 or (
-                sum(counts) != len(layers)):
-            raise ValueError(
-                f'balance={counts} does not fit: it must be {chunks} numbers '
-                'of layers, one for each chunk, all 1 or more and '
-                f'{len(layers)} together')
-        return counts
-    if balance == 'layers':
-        return even_parts([1] * len(layers), chunks)
-    if balance != 'parameters':
-        raise ValueError(
-            f"unknown balance {balance!r}; valid are 'parameters', 'layers' "
-            'and a list of the number of layers of each chunk')
-    for layer, size in zip(layers, sizes, strict=True):
-        if size is None:
-            raise ValueError(
-                f'{layer_name(*layer)} learns the shape of its parameters '
-                "from its first input; give it all sizes, or pass "
-                "balance='layers' or a list to stage")
-    return even_parts([size or 0 for size in sizes], chunks)
-
-
 def even_parts(costs: Sequence[int], parts: int) -> list[int]:
     """How many consecutive layers each part gets; at least one.
 
@@ -448,24 +446,6 @@ def even_parts(costs: Sequence[int], parts: int) -> list[int]:
             for start, (cost, square, counts) in best.items() if start < end)
             for end in range(min(best) + 1, len(sums))}
     return best[len(costs)][2]
-
-
-def check_cut(layers: Sequence[Layer], owner: Mapping[int, int]) -> None:
-    """Raises ValueError if two owners' layers have one parameter or array.
-
-    ``owner`` has the rank of each layer, by number.
-    """
-    first: dict[int, Layer] = {}
-    for layer in layers:
-        for thing in held(layer[1]):
-            other = first.setdefault(id(thing), layer)
-            if owner[other[0]] != owner[layer[0]]:
-                name = getattr(thing, 'name', None) or ''
-                raise ValueError(
-                    f'{layer_name(*other)} and {layer_name(*layer)} share the '
-                    + f'{type(thing).__name__} {name}'.rstrip()
-                    + '; cut so that both are on one rank, or give one its '
-                    'own parameters')
 
 
 def held(value: Any) -> Iterator[Any]:

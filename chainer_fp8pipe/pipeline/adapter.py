@@ -8,18 +8,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chainer
-import chainer.functions as F
+from chainer.functions import softmax_cross_entropy
 
 from ..mpi.grid import ProcessGrid
 from .backprop import Arrays
-from .layers import LayersLoss, LayersPart, as_tuple
+from .layers import LayersLoss, LayersPart, as_tuple, softmax_loss
+from .means import MeanLoss, Reports
 from .randomness import Place
-from .reported import Report, Reports
-from .stage import MeanLoss
 
 
 class Batch(NamedTuple):
@@ -83,7 +82,6 @@ class Adapter:
     prediction ``joined`` and ``formed`` in place of the last two.
     """
 
-    metrics: Mapping[str, Any] = {}     # by name
     chunks: int                         # of each rank
     layout: Any = None                  # where layers are cut
 
@@ -139,29 +137,19 @@ class LayersAdapter(Adapter):
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None = None,
-                 loss_func: Callable | None = None,
-                 metrics: Mapping[str, Any] | None = None) -> None:
+                 loss_func: Callable | None = None) -> None:
         super().__init__(model, grid, loss_weight)
-        if loss_func is None:
-            loss_func = F.softmax_cross_entropy
-        if metrics is None:
-            metrics = ({'accuracy': F.accuracy}
-                       if loss_func is F.softmax_cross_entropy else {})
+        if loss_func in (None, softmax_cross_entropy):
+            loss_func = softmax_loss
         if not callable(loss_func):
             raise TypeError(f'loss_func must be a function, not {loss_func!r}')
-        for name, metric in metrics.items():
-            if name == 'loss' or not isinstance(name, str) or (
-                    not callable(metric)):
-                raise ValueError(
-                    f'metrics has {name!r}: {metric!r}; it must have names '
-                    "other than 'loss', and functions")
-        self.metrics, self.chunks = metrics, len(model.bounds)
+        self.chunks = len(model.bounds)
         self.layout = model.layout or model.bounds
         if model.bounds != self.layout[grid.stage_index::grid.stages]:
             raise ValueError(
                 f'stage {grid.stage_index} of {grid.stages} has {model!r}; '
                 'cut the model for these ranks: stage(comm)')
-        self._loss = LayersLoss(loss_func, metrics, loss_weight)
+        self._loss = LayersLoss(loss_func, loss_weight)
 
     def parts(self) -> dict[int, LayersPart]:
         """This rank's parts of the model, by number of chunk."""
@@ -199,16 +187,17 @@ class LayersAdapter(Adapter):
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
         return inputs, self._loss.begin(cut(
-            self._model.device.send(batch.target), batch.sizes)) if (
+            self._model.device.send(batch.target), batch.sizes),
+            self._grid.replicas if step == 'train' else 1) if (
                 self._end and step != 'predict') else []
 
     def reported(self) -> Reports:
-        """Loss and metrics, which the last stage has computed."""
-        return {'loss': Report('number', self.mean.sum, self.mean.weight),
-                **self._loss.found} if self._end else {}
+        """The loss, and what it reports, which the last stage knows."""
+        return {**self._loss.found, 'loss': self.mean.report
+                } if self._end else {}
 
     def report(self, means: dict[str, Any]) -> dict[str, Any]:
-        """Reports means of loss and metrics for the model."""
+        """Reports means of the loss and its reports for the model."""
         chainer.report(dict(means), self._model)
         return means
 

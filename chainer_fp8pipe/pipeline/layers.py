@@ -23,9 +23,7 @@ import collections
 import contextlib
 import copy
 import functools
-import inspect
 import itertools
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -34,6 +32,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
+from chainer.backends.cuda import to_cpu
 from chainer.variable import VariableNode
 
 from ..intercept.function_calls import (
@@ -43,9 +42,16 @@ from ..intercept.function_calls import (
     intercepting,
 )
 from .backprop import Arrays, Tape
-from .batch_statistics import BatchStatistics
+from .means import (
+    BatchStatistics,
+    Reports,
+    add,
+    checked_weight,
+    ignored_label,
+    report_of,
+    weights_of,
+)
 from .randomness import Place, seed_at
-from .reported import Reports, add, report_of
 
 #: A layer of the whole model: its index there, and what is called.
 Layer = tuple[int, Callable]
@@ -123,8 +129,7 @@ class LayersPart:
     loss: LayersLoss | None = None          # behind the last layer
 
     def __init__(self, layers: Sequence[Layer], xp: Any = numpy,
-                 foreign: Mapping[int, tuple[Any, str]] | None = None
-                 ) -> None:
+                 foreign: Mapping[Any, str] | None = None) -> None:
         self._layers = [(index, layer, layer_name(index, layer))
                         for index, layer in layers]
         self.name = ' to '.join(dict.fromkeys(
@@ -138,8 +143,8 @@ class LayersPart:
         # Calls that Chainer has checked.  A wrong shape may not be an error
         # of NumPy's, but broadcast.
         self.checked: set[tuple] = set()
-        # By micro-batch: the passes that are to be made again.
-        self._first: dict[int, _Pass] = {}
+        # By micro-batch: what is to be made again.
+        self._again: dict[int, _Again] = {}
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
@@ -151,23 +156,20 @@ class LayersPart:
             chainer.Variable(array, requires_grad=self._layers[0][0] > 0
                              and array.dtype.kind == 'f')
             for array in inputs])
-        calls = _Pass(self)
+        calls, keeps = _Pass(self), chainer.config.enable_backprop
         with intercepting(calls), blame(lambda: calls.now, micro_batch):
             if chainer.config.in_recomputing:
-                values = self._first.pop(micro_batch).again(calls, variables)
+                values = self._again.pop(micro_batch).make(calls, variables)
             else:
-                keeps = chainer.config.enable_backprop
-                again = chainer.config.train and not keeps
+                if chainer.config.train and not keeps:
+                    calls.again = self._again[micro_batch] = _Again(variables)
                 # A layer may have a block without a graph of its own.
-                with chainer.using_config('enable_backprop', keeps or again), \
-                        self.statistics.counting(self._layers[0][0]):
-                    if again:
-                        self._first[micro_batch] = calls
-                        calls.note(variables)
+                with chainer.using_config(
+                        'enable_backprop', keeps or calls.again is not None
+                        ), self.statistics.counting(self._layers[0][0]):
                     values = self._run(calls, micro_batch, variables, place)
-                calls.results = [
-                    one.node if calls.knows(one.node) else one.array
-                    for one in values] if calls.noting else []
+                if calls.again is not None:
+                    calls.again.end(values)
         return (Tape(variables, values, calls.final_uses(),
                      describe=calls.describe, numbers=calls.numbers),
                 tuple([value.array for value in values]))
@@ -180,53 +182,13 @@ class LayersPart:
             calls.now, calls.place = name, None
             kind = type(layer) if isinstance(layer, chainer.Link) else layer
             if not any([kind is one for one in _STILL]):
-                calls.place = place._replace(layer=index)
-                seed_at(calls.place, self.xp)
+                calls.seed(place._replace(layer=index))
             values = as_variables(layer(*values))
         if self.loss is not None:
-            calls.place = place._replace(layer=index + 1)
+            calls.now = 'the loss'
+            calls.seed(place._replace(layer=index + 1))
             values = self.loss.run(calls, micro_batch, values)
         return values
-
-
-class _Later(chainer.FunctionNode):
-    """A call in a graph without arrays, to be made again.
-
-    Its arguments are nodes of variables, parameters, and copies of arrays.
-    """
-
-    def __init__(self, node: chainer.FunctionNode, inputs: Any, of: _Pass
-                 ) -> None:
-        self.of, self.name, self.place = of, of.now, of.place
-        self.config = {name: value for name, value in vars(_LOCAL).items()
-                       if value is not of.config.get(name)}
-        function = getattr(node, 'function', node)      # an old-style one
-        self._function = copy.copy(function)
-        # A function may write into what it has: running averages, say.
-        vars(self._function).update({
-            name: value.copy() for name, value in vars(function).items()
-            if isinstance(value, chainer.get_array_types())})
-        self.arguments = [
-            x if isinstance(x, chainer.Parameter)
-            else x.node if isinstance(x, chainer.Variable)
-            and of.knows(x.node) else getattr(x, 'array', x).copy()
-            for x in inputs]
-        self.reads = self.inputs = tuple([
-            x for x in self.arguments if isinstance(x, VariableNode)])
-        self._state = numpy.random.get_state()
-
-    def make(self, values: Mapping[Any, Any]) -> tuple:
-        """The outputs, of variables by the nodes of the first ones."""
-        numpy.random.set_state(self._state)
-        arguments = tuple([values[x] if isinstance(x, VariableNode) else x
-                           for x in self.arguments])
-        with contextlib.ExitStack() as stack:
-            for name, value in self.config.items():
-                stack.enter_context(chainer.using_config(name, value))
-            if isinstance(self._function, chainer.Function):
-                self._function._node = self._function._owned_node = None
-                return as_tuple(self._function(*arguments))
-            return self._function.apply(arguments)
 
 
 class _Pass(Interceptor):
@@ -236,20 +198,21 @@ class _Pass(Interceptor):
         self.part, self.now = part, ''      # the name of the layer that runs
         # With which it began to draw; None: it draws nothing.
         self.place: Place | None = None
-        # Where a mean must leave out no labels: what is to be done else.
-        self.remedy = ''
+        # Whether a mean must leave out no labels.
+        self.counts_all = False
+        # Where calls are noted, to be made again.
+        self.again: _Again | None = None
         # In which order functions were called, by their ids.
         self.numbers: dict[int, int] = {}
         self._names: list[str] = []         # of layers, by these numbers
         self._uses: collections.Counter[Any] = collections.Counter()
         self._inner: set[Any] = set()
         self._inside = False
-        # To be made again: whether calls are noted, with which settings of
-        # Chainer's, what goes in, the calls with their outputs, and results.
-        self.noting, self.config = False, dict[str, Any]()
-        self._given: list[Any] = []
-        self._calls: list[tuple[_Later, list[Any]]] = []
-        self.results: list[Any] = []
+
+    def seed(self, place: Place) -> None:
+        """What follows draws from here."""
+        self.place = place
+        seed_at(place, self.part.xp)
 
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
         parameters = self._parameters(inputs)
@@ -261,25 +224,23 @@ class _Pass(Interceptor):
         if key not in self.part.checked:
             check_types(node, inputs)
             self.part.checked.add(key)
-        if self.remedy:
-            self._check_labels(node, inputs)
-        later = _Later(node, inputs, self) if self.noting else None
+        if self.counts_all:
+            function = getattr(node, 'function', node)      # old style
+            label = getattr(function, 'ignore_label', None)
+            if label is not None and getattr(function, 'normalize', True):
+                self.leave_out(inputs[1], label)
+        later = self.again and _Later(node, inputs, self)
         self._inside = True
         try:
-            with chainer.no_backprop_mode() if self.noting else _NO_BLOCK:
+            with chainer.no_backprop_mode() if later else _NO_BLOCK:
                 outputs = call_unchecked(node, inputs, original)
         finally:
             self._inside = False
         self._uses.update(set(parameters))
         self.numbers[id(node)] = number
         self._names.append(self.now)
-        if later is not None:
-            # What the layer unchains has no creator then, and is a constant.
-            nodes = [output.node for output in outputs]
-            later.outputs = tuple(map(weakref.ref, nodes))
-            for one in nodes:
-                one._creator_node, one._rank = later, number + 1
-            self._calls.append((later, nodes))
+        if later:
+            later.gave(outputs, number)
         return outputs
 
     def _parameters(self, inputs: Any) -> list[Any]:
@@ -288,17 +249,17 @@ class _Pass(Interceptor):
         for x in inputs:
             if isinstance(x, chainer.Parameter):
                 found.append(x.node)
-                reference, owner = self.part.foreign.get(id(x), (None, ''))
-                if reference is not None and reference() is x:
+                if x.node in self.part.foreign:
                     raise ValueError(
-                        f'it uses the parameter {x.name} of {owner}, which '
-                        'is on another rank; cut so that both are on one '
-                        'rank')
+                        f'it uses the parameter {x.name} of '
+                        f'{self.part.foreign[x.node]}, which is on another '
+                        'rank; cut so that both are on one rank')
             elif isinstance(x, chainer.Variable) and not self._inside:
                 creator = x._node._creator_node
                 # Backward would go through another part's graph.
                 if creator is not None and not (
-                        creator.of is self if isinstance(creator, _Later)
+                        creator.again is self.again
+                        if isinstance(creator, _Later)
                         else id(creator) in self.numbers):
                     raise ValueError(
                         'it uses a variable of another layer or of an '
@@ -307,18 +268,12 @@ class _Pass(Interceptor):
         return found
 
     def leave_out(self, labels: Any, label: int) -> None:
-        if self.remedy and bool(
+        if self.counts_all and bool(
                 (getattr(labels, 'array', labels) == label).any()):
             raise ValueError(
                 f'label {label} occurs and is ignored inside of a function '
-                'that does not say how many count; '
-                + self.remedy.format(label))
-
-    def _check_labels(self, node: Any, inputs: Any) -> None:
-        function = getattr(node, 'function', node)      # old style
-        label = getattr(function, 'ignore_label', None)
-        if label is not None and getattr(function, 'normalize', True):
-            self.leave_out(inputs[1], label)
+                'that does not say how many count; pass '
+                f'loss_weight=lambda t: (t != {label}).sum()')
 
     def describe(self, function: Any) -> str:
         """The name of the layer that has called a function."""
@@ -329,137 +284,153 @@ class _Pass(Interceptor):
         return {node: count for node, count in self._uses.items()
                 if node not in self._inner}
 
-    # --- to be made again ----------------------------------------------------
 
-    def note(self, variables: tuple[chainer.Variable, ...]) -> None:
-        """Begins to note calls; these variables go in."""
-        self.noting, self._given = True, [one.node for one in variables]
-        self.config = dict(vars(_LOCAL))
+# --- to be made again --------------------------------------------------------
 
-    def knows(self, node: Any) -> bool:
-        """Whether there will be a value for a variable's node."""
-        return node._creator_node is not None or any(
-            node is one for one in self._given)
+class _Again:
+    """The calls of a pass from some variables, to be made once more."""
 
-    def again(self, calls: _Pass, variables: tuple[chainer.Variable, ...]
-              ) -> tuple[chainer.Variable, ...]:
-        """Makes all calls once more, in another pass."""
+    def __init__(self, given: tuple[chainer.Variable, ...]) -> None:
+        self._given = [one.node for one in given]
+        self.config = dict(vars(_LOCAL))        # Chainer's settings
+        # With the nodes of their outputs.
+        self.calls: list[tuple[_Later, list[Any]]] = []
+
+    def stands_for(self, x: Any) -> Any:
+        """The node of a variable that will be made; a parameter; an array."""
+        if not isinstance(x, chainer.Variable):
+            return x
+        return x if isinstance(x, chainer.Parameter) else x.node if (
+            x.node._creator_node is not None
+            or any(x.node is one for one in self._given)) else x.array
+
+    def end(self, values: tuple[chainer.Variable, ...]) -> None:
+        """Ends the first pass, with these results."""
+        self._results = list(map(self.stands_for, values))
+
+    def make(self, calls: _Pass, variables: tuple[chainer.Variable, ...]
+             ) -> tuple[chainer.Variable, ...]:
+        """Makes all calls once more, in another pass; the results."""
         left = collections.Counter(itertools.chain(
-            (one for one in self.results if isinstance(one, VariableNode)),
-            *[later.reads for later, _ in self._calls]))
+            (one for one in self._results if isinstance(one, VariableNode)),
+            *[later.inputs for later, _ in self.calls]))
         values: dict[Any, Any] = dict(zip(self._given, variables, strict=True))
-        seeded = None
-        for later, nodes in self._calls:
+        for later, nodes in self.calls:
             calls.now = later.name
-            if seeded is not later.place is not None:       # for CuPy
-                seeded = later.place
-                seed_at(seeded, self.part.xp)
+            if later.place is not None and later.place is not calls.place:
+                calls.seed(later.place)         # for CuPy
             outputs = later.make(values)
             values.update({node: output for node, output in zip(
                 nodes, outputs, strict=True) if left[node]})
-            left.subtract(later.reads)
-            for node in set(later.reads):
+            left.subtract(later.inputs)
+            for node in set(later.inputs):
                 if not left[node]:
                     del values[node]
         return tuple([
             values[one] if isinstance(one, VariableNode)
-            else chainer.as_variable(one) for one in self.results])
+            else chainer.as_variable(one) for one in self._results])
+
+
+class _Later(chainer.FunctionNode):
+    """A call in a graph without arrays, to be made again.
+
+    Its arguments are nodes of variables, parameters, and copies of arrays.
+    """
+
+    def __init__(self, node: chainer.FunctionNode, inputs: Any, of: _Pass
+                 ) -> None:
+        assert of.again is not None
+        self.again, self.name, self.place = of.again, of.now, of.place
+        self._config = {name: value for name, value in vars(_LOCAL).items()
+                        if value is not of.again.config.get(name)}
+        function = getattr(node, 'function', node)      # an old-style one
+        self._function = copy.copy(function)
+        # A function may write into what it has: running averages, say.
+        vars(self._function).update({
+            name: value.copy() for name, value in vars(function).items()
+            if isinstance(value, chainer.get_array_types())})
+        self._arguments = [
+            x if isinstance(x, (chainer.Parameter, VariableNode))
+            else x.copy() for x in map(self.again.stands_for, inputs)]
+        self.inputs = tuple([
+            x for x in self._arguments if isinstance(x, VariableNode)])
+        self._state = numpy.random.get_state()
+
+    def gave(self, outputs: Any, number: int) -> None:
+        """The call has been made, as this one of the pass."""
+        # What the layer unchains has no creator then, and is a constant.
+        nodes = [output.node for output in outputs]
+        self.outputs = tuple(map(weakref.ref, nodes))
+        for one in nodes:
+            one._creator_node, one._rank = self, number + 1
+        self.again.calls.append((self, nodes))
+
+    def make(self, values: Mapping[Any, Any]) -> tuple:
+        """The outputs, of variables by the nodes of the first ones."""
+        numpy.random.set_state(self._state)
+        arguments = tuple([values[x] if isinstance(x, VariableNode) else x
+                           for x in self._arguments])
+        with contextlib.ExitStack() as stack:
+            for name, value in self._config.items():
+                stack.enter_context(chainer.using_config(name, value))
+            if isinstance(self._function, chainer.Function):
+                self._function._node = self._function._owned_node = None
+                return as_tuple(self._function(*arguments))
+            return self._function.apply(arguments)
 
 
 # --- the loss ----------------------------------------------------------------
 
+def softmax_loss(y: Any, t: Any, ignore_label: int = -1) -> Any:
+    """Softmax cross entropy, which reports the accuracy, too."""
+    chainer.report({'accuracy': F.accuracy(y, t)})
+    return F.softmax_cross_entropy(y, t, ignore_label=ignore_label)
+
+
 class LayersLoss:
-    """The loss behind a list of layers, and metrics.
+    """The loss behind a list of layers, and what it reports.
 
     Args:
         loss_func: ``loss_func(*outputs, target)``, a mean.
-        metrics: Name to a function of the same arguments, a mean as well.
-        count: ``count(target)``: the weight of a micro-batch in the loss;
-            None: its labels that are not ignored, or else its samples.
+        weight: ``weight(target)``: that of a micro-batch in the loss; None:
+            its labels that are not ignored, or else its samples.
     """
 
-    def __init__(self, loss_func: Callable, metrics: Mapping[str, Any],
-                 count: Callable | None) -> None:
-        self._metrics = [(name, function, counting(function))
-                         for name, function in metrics.items()]
-        self._loss, self._count = loss_func, count or counting(loss_func)
+    def __init__(self, loss_func: Callable, weight: Callable | None) -> None:
+        self._function, self._weight = loss_func, weight
+        self._ignored = ignored_label(loss_func)
         self._targets: list[Any] = []
-        self.found: Reports = {}        # by metrics
+        self.found: Reports = {}
 
-    def begin(self, targets: list[Any]) -> list[float]:
+    def begin(self, targets: list[Any], replicas: int = 1) -> list[float]:
         """Starts a batch; the weight of each micro-batch in the loss."""
         self._targets, self.found = targets, {}
-        return [checked_weight(self._count(target)) for target in targets]
+        if self._weight is not None:
+            return [checked_weight(self._weight(target))
+                    for target in targets]
+        left = [[] if self._ignored is None else [int(
+            (to_cpu(target) == self._ignored).sum())] for target in targets]
+        return weights_of([
+            [(target.size - one, one) for one in several]
+            for several, target in zip(left, targets, strict=True)],
+            list(map(len, targets)), replicas)
 
     def run(self, calls: _Pass, micro_batch: int, outputs: tuple
             ) -> tuple[chainer.Variable]:
-        """The loss of a micro-batch; notes the metrics."""
+        """The loss of a micro-batch; notes reports, means over samples."""
+        calls.counts_all = self._ignored is self._weight is None
+        found: dict[str, Any] = {}
         target = self._targets[micro_batch]
-        loss = _called(calls, 'the loss', self._loss, self._count, outputs,
-                       target)
+        with chainer.Reporter().scope(found):
+            loss = self._function(*outputs, target)
+        calls.counts_all = False
         if not isinstance(loss, chainer.Variable):
             raise TypeError(f'loss_func returned a {type(loss).__name__}; '
                             'it must return a variable')
-        noting, calls.noting = calls.noting, False
-        # No metric changes what the loss has been given.
-        arrays = [output.array for output in outputs]
-        for name, function, count in self._metrics:
-            with chainer.no_backprop_mode():
-                value = _called(calls, f'metric {name!r}', function, count,
-                                map(chainer.Variable, arrays), target)
-            value = getattr(value, 'array', value)
-            report = report_of(value.reshape(()) if getattr(value, 'ndim', 0)
-                               else value, checked_weight(count(target)))
-            if report.kind != 'number':
-                raise TypeError(f'it returned a {type(value).__name__}; it '
-                                'must return a number')
-            add(self.found, name, report)
-        calls.noting, calls.now = noting, 'the loss'
+        if loss.size != 1:
+            raise ValueError(
+                f'it returned shape {loss.shape}; it must return a scalar, '
+                'the mean over a micro-batch')
+        for name, value in found.items():
+            add(self.found, name, report_of(value, len(target)))
         return (loss,)
-
-
-def _called(calls: _Pass, name: str, function: Callable, count: Callable,
-            outputs: Any, target: Any) -> Any:
-    """Calls a loss or metric, whose count must weigh what it is a mean of."""
-    calls.now = name
-    assert calls.place is not None
-    seed_at(calls.place, calls.part.xp)
-    calls.remedy = '' if count is not len else (
-        'pass loss_weight=lambda t: (t != {}).sum()' if name == 'the loss'
-        else 'give the metric an argument ignore_label={}')
-    value = function(*outputs, target)
-    calls.remedy = ''
-    if getattr(value, 'size', 1) != 1:
-        raise ValueError(f'it returned shape {value.shape}; it must return a '
-                         'scalar, the mean over a micro-batch')
-    return value
-
-
-def checked_weight(value: Any) -> float:
-    """A micro-batch's weight as a float, or ValueError."""
-    weight = float(getattr(value, 'array', value))
-    if not 0 <= weight < math.inf:
-        raise ValueError(f'the weight of a micro-batch is {weight}; '
-                         'loss_weight must give finite numbers of at least 0')
-    return weight
-
-
-def counting(function: Callable) -> Callable[[Any], float]:
-    """How much a loss or metric counts in a target: its labels or ``len``.
-
-    Known from the arguments ``ignore_label`` and ``normalize`` of Chainer's
-    functions, also when they were bound by :func:`functools.partial`.
-    """
-    try:
-        known = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return len
-    values = {name: parameter.default for name, parameter in known.items()}
-    while isinstance(function, functools.partial):
-        function = function.func
-    label = (-1 if function is F.sigmoid_cross_entropy      # built in
-             else values.get('ignore_label'))
-    if label is None or not values.get('normalize', True):
-        return len
-    return lambda target: float(numpy.count_nonzero(
-        chainer.backends.cuda.to_cpu(target) != label))

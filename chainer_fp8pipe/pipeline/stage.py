@@ -7,10 +7,6 @@
 # Sends do not wait.  A rank that fails tells all others, whatever they wait
 # for.
 #
-# A mean over a batch is not the mean of its micro-batches' means where one is
-# shorter or labels are ignored.  So each micro-batch is weighted by its number
-# of samples, or of labels that are not ignored (`weights_of`, `MeanLoss`).
-#
 # A chunk that recomputes keeps the inputs of a micro-batch only, and runs
 # forward again before backward (Griewank and Walther, Algorithm 799; Chen et
 # al. 2016, where it is called checkpointing of activations).  Only functions
@@ -18,7 +14,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import chainer
@@ -31,9 +27,9 @@ from ..mpi.ranks import nodes_of, once
 from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .backprop import Arrays, GradientSums, Tape
-from .batch_statistics import BatchStatistics
 from .channel import TAGS, Receiver, RemoteError, Sender, moving
 from .layers import blame
+from .means import BatchStatistics, MeanLoss
 from .randomness import Place
 from .schedules import Kind, Schedule
 
@@ -48,42 +44,6 @@ class Part(Protocol):
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
         """Runs forward; the tape for backward, and the outputs."""
-
-
-class MeanLoss:
-    """The mean of the losses of micro-batches, and where backward begins.
-
-    ``sum`` is that of losses times their weights, ``weight`` that of weights.
-    """
-
-    sum = weight = 0.0
-
-    def begin(self, weights: list[float], total: float,
-              loss_scale: float | None) -> None:
-        """Starts a batch, with the weights of its micro-batches.
-
-        ``total`` is the sum of all weights, of other replicas too.
-        """
-        self._weights, self._total = weights, total or 1.0
-        self._scale = 1.0 if loss_scale is None else loss_scale
-        self._losses: dict[int, Any] = {}
-        self.sum = self.weight = 0.0
-
-    def forward(self, micro_batch: int, outputs: Arrays) -> None:
-        """Takes the loss of a micro-batch."""
-        loss, = outputs
-        self._losses[micro_batch] = loss
-        weight = self._weights[micro_batch]
-        if weight:      # or it may be NaN
-            self.sum += weight * float(loss.item())
-            self.weight += weight
-
-    def backward(self, micro_batch: int) -> Arrays:
-        """The gradient of the loss of a micro-batch."""
-        loss = self._losses.pop(micro_batch)
-        xp = chainer.backend.get_array_module(loss)
-        return (xp.full_like(loss, self._weights[micro_batch] / self._total
-                             * self._scale),)
 
 
 class _Shared:
@@ -339,34 +299,3 @@ class Stage:
 
 
 _NO_BLOCK: Any = contextlib.nullcontext()
-
-
-def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
-               sizes: Sequence[int], replicas: int = 1) -> list[float]:
-    """How much each micro-batch counts in the mean loss.
-
-    That is its number of labels that count, if a loss may leave some out,
-    else of samples, of which ``sizes`` has the numbers.  ``labels`` has, for
-    each micro-batch and each such loss, how many count (-1: unknown), and how
-    many are left out.  Replicas have batches of their own, and one unit.
-
-    Raises:
-        ValueError: Several losses leave out labels, and not equally many.
-    """
-    samples = [float(size) for size in sizes]
-    every = [one for several in labels for one in several]
-    if not every or len(sizes) == replicas == 1:
-        return samples
-    if any(count < 0 for count, _ in every):
-        raise ValueError(
-            'a loss ignores some of the labels that the model computes '
-            'itself; pass loss_weight=, a function of the batch, to '
-            'PipelineUpdater')
-    if len({len(several) for several in labels}) == 1 and all(
-            len({count for count, _ in several}) == 1 for several in labels):
-        return [float(several[0][0]) for several in labels]
-    if not any(left for _, left in every):
-        return samples
-    raise ValueError(
-        'several losses ignore different numbers of labels; pass '
-        'loss_weight=, a function of the batch, to PipelineUpdater')

@@ -40,9 +40,9 @@ from .adapter import Adapter, Batch, adapter_of, samples_of
 from .backprop import Arrays
 from .channel import describe
 from .layers import blame
+from .means import means
 from .meetings import Meetings, NotTraced, show_traceback
 from .randomness import Place, preserved
-from .reported import means
 from .schedules import (
     Schedule,
     bounds,
@@ -116,7 +116,7 @@ class Pipeline:
         self._adapter, self.schedule, again = raise_together(
             grid.comm, checked, ValueError, lambda found: {
                 **{name: str(value) for name, value in given.items()},
-                'seed': str(seed), 'metrics': ', '.join(found[0].metrics),
+                'seed': str(seed),
                 'the cut of the layers': str(found[0].layout)},
             'Pass the same to PipelineUpdater on all ranks.')
         self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0

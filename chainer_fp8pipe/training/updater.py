@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -88,10 +88,11 @@ class PipelineUpdater(StandardUpdater):
         comm: The ranks: a communicator of ChainerMN or mpi4py, or a
             :class:`ProcessGrid`.
         loss_func: Of a Divisible ``loss_func(*outputs, target)``, which
-            returns a mean; default: ``softmax_cross_entropy``.  A model that
-            :func:`partition` has cut returns its loss, or was given there a
-            function of the batch that does, which may be said again here;
-            it takes no ``metrics``.
+            returns a mean, and may report means over samples with
+            ``chainer.report``; default: ``softmax_cross_entropy``, with the
+            accuracy.  A model that :func:`partition` has cut returns its
+            loss, or was given there a function of the batch that does, which
+            may be said again here.
         micro_batches: Parts of a batch; default: those of a planned model's
             plan, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
@@ -100,8 +101,6 @@ class PipelineUpdater(StandardUpdater):
         recompute: Whether stages keep their inputs only, and run forward
             twice; or a tuple with a bool for each chunk.  Default: False, or
             for a planned model that of its plan.
-        metrics: Name to function of the loss's arguments, reported beside
-            it.  Default: accuracy, with ``softmax_cross_entropy``.
         loss_weight: ``loss_weight(target)``, the weight of a micro-batch in
             the mean loss.  Default: its labels that ``loss_func`` does not
             ignore, or else its samples.  With a model that :func:`partition`
@@ -138,7 +137,6 @@ class PipelineUpdater(StandardUpdater):
                  loss_func: Callable | None = None,
                  micro_batches: int | None = None,
                  schedule: str | None = None, recompute: Any = None,
-                 metrics: Mapping[str, Callable] | None = None,
                  loss_weight: Callable | None = None,
                  converter: Callable = concat_examples, device: Any = None,
                  seed: int = 0, auto_new_epoch: bool = True) -> None:
@@ -146,8 +144,7 @@ class PipelineUpdater(StandardUpdater):
         self.pipeline = Pipeline(
             optimizer, comm, micro_batches=micro_batches, schedule=schedule,
             recompute=recompute, seed=seed, device=device,
-            loss_func=loss_func, loss_weight=loss_weight,
-            **{} if metrics is None else {'metrics': metrics})
+            loss_func=loss_func, loss_weight=loss_weight)
         #: Its :class:`ProcessGrid`, schedule and :class:`.EventStream`.
         self.grid, self.schedule, self.events = (
             self.pipeline.grid, self.pipeline.schedule, self.pipeline.events)
@@ -172,7 +169,7 @@ class PipelineUpdater(StandardUpdater):
             self.get_optimizer('main').new_epoch(auto=True)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Reports loss and metrics of a batch; call it on all ranks.
+        """Reports the loss, and its reports, of a batch; on all ranks.
 
         For Chainer's ``Evaluator``, on all ranks::
 

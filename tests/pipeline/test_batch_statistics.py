@@ -1,4 +1,4 @@
-from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
+from chainer_fp8pipe.pipeline.means import BatchStatistics
 
 import chainer
 import chainer.links as L

@@ -1,4 +1,4 @@
-"""The loss behind layers: its mean, gradient and weights, and metrics."""
+"""The loss behind layers: its mean, gradient, weights and reports."""
 import functools
 
 from chainer_fp8pipe.pipeline.backprop import InParameters
@@ -6,10 +6,10 @@ from chainer_fp8pipe.pipeline.layers import (
     LayerError,
     LayersLoss,
     LayersPart,
-    counting,
+    softmax_loss,
 )
+from chainer_fp8pipe.pipeline.means import MeanLoss, weights_of
 from chainer_fp8pipe.pipeline.randomness import Place
-from chainer_fp8pipe.pipeline.stage import MeanLoss, weights_of
 
 import chainer
 import chainer.functions as F
@@ -39,8 +39,7 @@ def test_parts_give_the_loss_and_gradient_of_the_whole(
     whole = chainer.Variable(outputs)
     loss = F.softmax_cross_entropy(whole, target)
     loss.backward()
-    functions = LayersLoss(F.softmax_cross_entropy, {
-        'accuracy': functools.partial(F.accuracy, ignore_label=-1)}, None)
+    functions = LayersLoss(softmax_loss, None)
     ends, mean, tapes = np.cumsum(sizes)[:-1], MeanLoss(), []
     weights = functions.begin(np.split(target, ends))
     mean.begin(weights, sum(weights), scale)
@@ -55,10 +54,9 @@ def test_parts_give_the_loss_and_gradient_of_the_whole(
         np.concatenate(gradients), whole.grad * (scale or 1), rtol=1e-5,
         atol=1e-5)
     if (target >= 0).any():
-        assert mean.sum / mean.weight == pytest.approx(float(loss.array),
-                                                       rel=1e-5)
-        accuracy = F.accuracy(outputs, target, ignore_label=-1)
-        assert functions.found['accuracy'].total / sum(weights) == (
+        assert mean.report.mean() == pytest.approx(float(loss.array), rel=1e-5)
+        accuracy = F.accuracy(outputs, target)
+        assert functions.found['accuracy'].mean() == (
             pytest.approx(float(accuracy.array), rel=1e-5))
 
 
@@ -69,30 +67,22 @@ def hidden(y, t):
 WEIGHT = r'pass loss_weight=lambda t: \(t != 1\)\.sum\(\)'
 
 
-@pytest.mark.parametrize(('loss', 'metrics', 'said'), [
-    (hidden, {}, WEIGHT),
+@pytest.mark.parametrize(('loss', 'said'), [
+    (hidden, WEIGHT),
     (lambda y, t: F.softmax_cross_entropy(
-        y, t, ignore_label=1, class_weight=np.ones(3, 'f')), {}, WEIGHT),
-    (F.softmax_cross_entropy, {'acc': hidden},
-     "metric 'acc'.* give the metric an argument ignore_label=1"),
-    (F.softmax_cross_entropy, {'top5': lambda y, t: 1 / 0},
-     "metric 'top5', micro-batch 0: ZeroDivisionError"),
-    (F.softmax_cross_entropy, {'none': lambda y, t: None},
-     "metric 'none'.* returned a NoneType; it must return a number"),
-    (F.softmax_cross_entropy, {'one': lambda y, t: np.ones(1)}, None),
-    (lambda y, t: F.softmax_cross_entropy(y, t, reduce='no'), {},
+        y, t, ignore_label=1, class_weight=np.ones(3, 'f')), WEIGHT),
+    (lambda y, t: F.softmax_cross_entropy(y, t, reduce='no'),
      r'returned shape \(2,\); it must return a scalar'),
-    (lambda y, t: None, {}, 'returned a NoneType; it must return a variable'),
-    (lambda y, t: 1 / 0, {}, 'the loss, micro-batch 0: ZeroDivisionError'),
+    (lambda y, t: None, 'returned a NoneType; it must return a variable'),
+    (lambda y, t: 1 / 0, 'the loss, micro-batch 0: ZeroDivisionError'),
     # A label that does not occur, and a mean over all samples.
-    (lambda y, t: F.softmax_cross_entropy(y, t, ignore_label=7), {}, None),
+    (lambda y, t: F.softmax_cross_entropy(y, t, ignore_label=7), None),
     (lambda y, t: F.softmax_cross_entropy(
-        y, t, normalize=False, ignore_label=1), {}, None)])
+        y, t, normalize=False, ignore_label=1), None)])
 @pytest.mark.parametrize('graph', [True, False])
-def test_a_loss_or_metric_that_has_no_mean_is_an_error(loss, metrics, said,
-                                                       graph):
+def test_a_loss_that_has_no_mean_is_an_error(loss, said, graph):
     """Also in evaluation, where there is no graph."""
-    functions = LayersLoss(loss, metrics, None)
+    functions = LayersLoss(loss, None)
     functions.begin([np.array([0, 1], 'i')])
 
     def run():
@@ -120,7 +110,8 @@ def test_a_loss_or_metric_that_has_no_mean_is_an_error(loss, metrics, said,
 ])
 def test_what_a_function_counts_is_known_from_its_arguments(
         function, expected):
-    assert counting(function)(np.array([0, -1, 7, -1])) == expected
+    loss = LayersLoss(function, None)
+    assert loss.begin([np.array([0, -1, 7, -1]), np.zeros(9)]) == [expected, 9]
 
 
 @pytest.mark.parametrize(('labels', 'sizes', 'replicas', 'weights'), [

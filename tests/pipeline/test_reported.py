@@ -1,7 +1,7 @@
 """Whatever a model reports is what it reports on the whole batch."""
 from chainer_fp8pipe import PipelineUpdater, partition
-from chainer_fp8pipe.pipeline.reported import add, report_of
-from chainer_fp8pipe.pipeline.reported import means as means_of
+from chainer_fp8pipe.pipeline.means import add, report_of
+from chainer_fp8pipe.pipeline.means import means as means_of
 
 import chainer
 import chainer.functions as F

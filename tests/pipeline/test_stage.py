@@ -7,9 +7,10 @@ from chainer_fp8pipe.pipeline.layers import (
     LayersLoss,
     LayersPart,
 )
+from chainer_fp8pipe.pipeline.means import MeanLoss
 from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.schedules import make_schedule
-from chainer_fp8pipe.pipeline.stage import Channels, MeanLoss, Stage
+from chainer_fp8pipe.pipeline.stage import Channels, Stage
 from chainer_fp8pipe.report.stream import EventStream
 
 import chainer
@@ -28,7 +29,7 @@ def part(*layers):
 
 
 def mean():
-    loss = LayersLoss(lambda y, t: F.mean(y ** 2), {}, None)
+    loss = LayersLoss(lambda y, t: F.mean(y ** 2), None)
     loss.begin([X[:5]] * 4)
     return loss
 

@@ -8,7 +8,7 @@ from chainer_fp8pipe import (
     create_communicator,
 )
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
-from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
+from chainer_fp8pipe.pipeline.means import BatchStatistics
 from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
 
 import chainer

@@ -198,8 +198,6 @@ LAYERS = {
         ('micro_batches', 2.0, 'must be a whole number of at least 1'),
         ('loss_func', 'mse', 'loss_func must be a function'),
         ('loss_weight', 2, 'loss_weight must be a function'),
-        ('metrics', {'loss': F.accuracy}, "other than 'loss'"),
-        ('metrics', {'right': 'accuracy'}, 'and functions'),
         ('seed', 'one', 'seed must be an integer'))},
     **{f'other {name}': (
         f'{name} is .* on rank 0 but .* on rank 1',
@@ -313,7 +311,6 @@ def test_what_an_updater_cannot_train_is_refused(comm):
         refused_by('cut for other ranks; give PipelineUpdater the comm that '
                    'partition', model, other)
     refused_by('seed', model, seed=comm.rank)
-    refused_by('metrics cannot be given', model, metrics={})
     refused_by('another loss_func; pass this one to partition', model,
                loss_func=F.mean_squared_error)
     PipelineUpdater(Batches((X,)), chainer.optimizers.SGD().setup(model),

@@ -92,11 +92,6 @@ def loss(y, t):
     return F.softmax_cross_entropy(y, t)
 
 
-def metric(y, t):
-    maybe('metric')
-    return F.accuracy(y, t)
-
-
 def weight(*args):
     maybe('loss_weight')
     return len(args[-1])
@@ -179,7 +174,7 @@ def of_layers(comm):
         optimizer = multi_node(optimizer, grid.data)
     return PipelineUpdater(
         Iterator(DATA, 4), optimizer, grid, micro_batches=2, loss_func=loss,
-        metrics={'right': metric}, loss_weight=weight, converter=converter,
+        loss_weight=weight, converter=converter,
         schedule='zero_bubble')
 
 
@@ -259,9 +254,9 @@ LAYERS = 'cleargrads', 'layer', 'backward', *HOOKS
 @pytest.mark.parametrize(('make', 'step', 'place', 'rank', 'error'), cases(
     (of_layers, 'update', READING, [0]),
     (of_layers, 'update', ('link hook', *LAYERS), [0, 1]),
-    (of_layers, 'update', ('loss', 'metric', 'loss_weight'), [1]),
+    (of_layers, 'update', ('loss', 'loss_weight'), [1]),
     (of_layers, 'evaluate', ('layer', 'report'), [0, 1]),
-    (of_layers, 'evaluate', ('loss', 'metric'), [1]),
+    (of_layers, 'evaluate', ('loss',), [1]),
     (of_layers, 'predict', ('layer',), [0, 1]),
     (of_a_chain, 'update', READING, [0]),
     (of_a_chain, 'update', ('forward', 'function', 'link hook',

@@ -1,0 +1,315 @@
+"""What micro-batches add up to: a batch's loss, reports and statistics."""
+# A mean over a batch is not the mean of its micro-batches' means where one is
+# shorter or labels are ignored.  So each micro-batch is weighted by its number
+# of samples, or of labels that are not ignored.
+#
+# Chainer takes anything for a report.  Numbers and arrays have a mean, and so
+# have pairs of a number and its weight, which `DictSummary` knows; of anything
+# else (None, a text, arrays of several shapes) the last one counts, as it
+# would if the batch had not been divided.
+#
+# Each micro-batch is normalised with its own mean and variance.  The running
+# averages of a batch normalisation move once per batch, with the mean and the
+# variance of the whole batch, which follow from those of its parts (Chan,
+# Golub, LeVeque: parallel variance).
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import inspect
+import math
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import chainer
+import chainer.functions as F
+import numpy
+from chainer.link_hooks import SpectralNormalization
+from chainer.links import BatchNormalization, BatchRenormalization
+
+# --- weights and loss --------------------------------------------------------
+
+def ignored_label(function: Callable) -> int | None:
+    """The label that a loss leaves out of its mean; None: it has none.
+
+    Known from the arguments ``ignore_label`` and ``normalize`` of Chainer's
+    functions, also when they were bound by :func:`functools.partial`.
+    """
+    try:
+        known = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    values = {name: parameter.default for name, parameter in known.items()}
+    while isinstance(function, functools.partial):
+        function = function.func
+    return None if not values.get('normalize', True) else (
+        -1 if function is F.sigmoid_cross_entropy      # built in
+        else values.get('ignore_label'))
+
+
+def checked_weight(value: Any) -> float:
+    """A micro-batch's weight as a float, or ValueError."""
+    weight = float(getattr(value, 'array', value))
+    if not 0 <= weight < math.inf:
+        raise ValueError(f'the weight of a micro-batch is {weight}; '
+                         'loss_weight must give finite numbers of at least 0')
+    return weight
+
+
+def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
+               sizes: Sequence[int], replicas: int = 1) -> list[float]:
+    """How much each micro-batch counts in the mean loss.
+
+    That is its number of labels that count, if a loss may leave some out,
+    else of samples, of which ``sizes`` has the numbers.  ``labels`` has, for
+    each micro-batch and each such loss, how many count (-1: unknown), and how
+    many are left out.  Replicas have batches of their own, and one unit.
+
+    Raises:
+        ValueError: Several losses leave out labels, and not equally many.
+    """
+    samples = [float(size) for size in sizes]
+    every = [one for several in labels for one in several]
+    if not every or len(sizes) == replicas == 1:
+        return samples
+    if any(count < 0 for count, _ in every):
+        raise ValueError(
+            'a loss ignores some of the labels that the model computes '
+            'itself; pass loss_weight=, a function of the batch, to '
+            'PipelineUpdater')
+    if len({len(several) for several in labels}) == 1 and all(
+            len({count for count, _ in several}) == 1 for several in labels):
+        return [float(several[0][0]) for several in labels]
+    if not any(left for _, left in every):
+        return samples
+    raise ValueError(
+        'several losses ignore different numbers of labels; pass '
+        'loss_weight=, a function of the batch, to PipelineUpdater')
+
+
+class MeanLoss:
+    """The mean of the losses of micro-batches, and where backward begins."""
+
+    report: Report
+
+    def begin(self, weights: list[float], total: float,
+              loss_scale: float | None) -> None:
+        """Starts a batch, with the weights of its micro-batches.
+
+        ``total`` is the sum of all weights, of other replicas too.
+        """
+        self._weights, self._total = weights, total or 1.0
+        self._scale = 1.0 if loss_scale is None else loss_scale
+        self._losses: dict[int, Any] = {}
+        self.report = Report('number', 0.0, 0.0)
+
+    def forward(self, micro_batch: int, outputs: tuple[Any, ...]) -> None:
+        """Takes the loss of a micro-batch."""
+        loss, = outputs
+        self._losses[micro_batch] = loss
+        weight = self._weights[micro_batch]
+        self.report = self.report.plus(report_of(loss.item(), weight))
+
+    def backward(self, micro_batch: int) -> tuple[Any, ...]:
+        """The gradient of the loss of a micro-batch."""
+        loss = self._losses.pop(micro_batch)
+        xp = chainer.backend.get_array_module(loss)
+        return (xp.full_like(loss, self._weights[micro_batch] / self._total
+                             * self._scale),)
+
+
+# --- reports -----------------------------------------------------------------
+
+class Report(NamedTuple):
+    """The reports of one name, added up."""
+
+    #: ``'number'``, ``'pair'``, ``'other'``, or the dtype of an array's mean.
+    kind: str
+    total: Any          # the weighted sum in float64; the other
+    weight: float       # the sum of the weights
+
+    def plus(self, new: Report) -> Report:
+        """With a later report of the same name."""
+        if self.kind == new.kind != 'other' and (
+                numpy.shape(self.total) == numpy.shape(new.total)):
+            return Report(new.kind, self.total + new.total,
+                          self.weight + new.weight)
+        return new
+
+    def mean(self) -> Any:
+        """What is reported for the batch."""
+        if self.kind == 'other':
+            return self.total
+        mean = self.total / (self.weight or 1.0)
+        return (mean if self.kind == 'number' else (mean, self.weight)
+                if self.kind == 'pair' else mean.astype(self.kind))
+
+
+#: What a rank has to say to the means, by name.
+Reports = dict[str, Report]
+
+
+def add(reports: Reports, name: str, new: Report) -> None:
+    """Adds a later report of a name to the earlier ones."""
+    reports[name] = reports[name].plus(new) if name in reports else new
+
+
+def means(everyone: Iterable[Reports]) -> dict[str, Any]:
+    """Means over ranks, in their order."""
+    found: Reports = {}
+    for reports in everyone:
+        for name, report in reports.items():
+            add(found, name, report)
+    return {name: report.mean() for name, report in found.items()}
+
+
+def report_of(value: Any, weight: float) -> Report:
+    """The report of a value with a weight in the mean."""
+    kind = 'number'
+    if isinstance(value, tuple) and len(value) == 2 and all(
+            _array(one).ndim == 0 and _array(one).dtype.kind in 'biuf'
+            for one in value):
+        value, weight, kind = value[0], float(_array(value[1])), 'pair'
+    array = _array(value)
+    if array.dtype.kind not in 'biuf':
+        pickle.dumps(value)     # the other ranks are given it
+        return Report('other', value, 1.0)
+    # What counts nothing may be not a number.
+    total = (weight * array.astype(float) if weight
+             else numpy.zeros(array.shape))
+    if array.ndim == 0:
+        return Report(kind, float(total), weight)
+    return Report(array.dtype.str if array.dtype.kind == 'f' else 'f8', total,
+                  weight)
+
+
+def _array(value: Any) -> numpy.ndarray:
+    """A NumPy array of anything; of dtype object if it is no number."""
+    value = getattr(value, 'array', value)      # of a variable
+    if isinstance(value, chainer.get_array_types()):
+        return chainer.backends.cuda.to_cpu(value)
+    return numpy.array(value) if isinstance(
+        value, (bool, int, float, numpy.generic)) else numpy.empty((), object)
+
+
+# --- running statistics ------------------------------------------------------
+
+class BatchStatistics(chainer.LinkHook):
+    """Gathers statistics in blocks of :meth:`counting`, as a link hook.
+
+    Batch renormalisation, which reads its averages, is as Chainer has it.
+    """
+
+    name = 'BatchStatistics of chainer_fp8pipe'
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[Any, int, int], list[tuple]] = {}
+        self._uses: collections.Counter[Any] = collections.Counter()
+        self._before: list[tuple[Any, ...]] = []
+
+    @contextlib.contextmanager
+    def counting(self, chunk: int = 0,
+                 here: Callable[[Any], bool] = lambda link: True
+                 ) -> Iterator[None]:
+        """A block of a micro-batch in a chunk; links count if ``here(link)``.
+        """
+        self._uses.clear()
+        self._chunk, self._here = chunk, here
+        with self:
+            yield
+
+    def forward_preprocess(self, args: Any) -> None:
+        link = args.link
+        if not _counts(link):
+            return
+        if link.avg_mean is None:
+            link._initialize_params(tuple(
+                length for axis, length in enumerate(_input(args).shape)
+                if axis not in link.axis))
+        self._before.append(
+            (link, link.avg_mean, link.avg_var, link.decay, link.N))
+        # Has Chainer put this micro-batch's own values into the averages.
+        link.avg_mean = link.xp.zeros_like(link.avg_mean)
+        link.avg_var = link.xp.zeros_like(link.avg_var)
+        link.decay, link.N = 0.0, 0
+
+    def forward_postprocess(self, args: Any) -> None:
+        link = args.link
+        if not _counts(link):
+            return
+        if self._here(link):
+            # A link that normalises over several ranks knows how many.
+            count = getattr(link, 'group_elements', 0) or (
+                _input(args).size // max(link.avg_mean.size, 1))
+            self.note(link, self._chunk, self._uses[link], count,
+                      link.avg_mean, link.avg_var, link.N > 0)
+            self._uses[link] += 1
+        self._restore()
+
+    def note(self, link: Any, chunk: int, use: int, count: int, mean: Any,
+             variance: Any, finetuned: bool) -> None:
+        """Notes a micro-batch's elements of each channel, mean and variance.
+
+        ``use`` counts those of the link in this chunk and micro-batch.  The
+        variance is the unbiased one.
+        """
+        self._parts.setdefault((link, chunk, use), []).append((
+            count, mean.astype(numpy.float64),
+            variance.astype(numpy.float64) / _unbiased(count), finetuned))
+
+    def finish(self) -> None:
+        """Updates the running averages at the end of a step."""
+        for (link, *_), parts in self._parts.items():
+            total = sum(count for count, *_ in parts)
+            mean = sum(count * part for count, part, *_ in parts) / total
+            variance = sum(count * (part + (centre - mean) ** 2)
+                           for count, centre, part, _ in parts) / total
+            decay = link.decay
+            if parts[-1][-1]:
+                link.N += 1
+                decay = 1.0 - 1.0 / link.N
+            for average, now in ((link.avg_mean, mean),
+                                 (link.avg_var, variance * _unbiased(total))):
+                average *= decay
+                average += ((1 - decay) * now).astype(average.dtype)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drops the statistics of a failed step."""
+        self._parts.clear()
+        while self._before:
+            self._restore()
+
+    def _restore(self) -> None:
+        link, link.avg_mean, link.avg_var, link.decay, link.N = (
+            self._before.pop())
+
+
+def why_once(link: chainer.Link) -> str:
+    """Why a link must not run forward twice for a batch; '' if it may."""
+    if isinstance(link, BatchRenormalization):
+        return ('batch renormalisation, which reads its running averages in '
+                'the forward pass')
+    # The public attribute makes an empty dictionary where there is none.
+    if any(isinstance(hook, SpectralNormalization)
+           for hook in (link._local_link_hooks or {}).values()):
+        return ('spectral normalisation, whose vectors move on with every '
+                'forward pass')
+    return ''
+
+
+def _counts(link: Any) -> bool:
+    return (isinstance(link, BatchNormalization)
+            and not isinstance(link, BatchRenormalization)
+            and chainer.config.train and not chainer.config.in_recomputing)
+
+
+def _input(args: Any) -> Any:
+    return args.args[0] if args.args else args.kwargs['x']
+
+
+def _unbiased(count: int) -> float:
+    """Chainer's running variance is the unbiased one."""
+    return count / max(count - 1.0, 1.0)
