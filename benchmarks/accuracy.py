@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from environment import RANKS, describe, mpiexec, parser, write_json
+from environment import RANKS, describe, mpiexec, parser
 
 _SCRIPT = os.path.join(os.path.dirname(__file__), os.pardir, 'examples',
                        'train_digits.py')
@@ -33,8 +33,8 @@ def run(seed, name):
     """Test accuracy of a training, and the bytes of an update."""
     with tempfile.TemporaryDirectory() as out:
         subprocess.run(
-            [*mpiexec(4), sys.executable, _SCRIPT, '--seed', str(seed),
-             '--out', out, '--communicator', name],
+            mpiexec(4, sys.executable, _SCRIPT, '--seed', str(seed), '--out',
+                    out, '--communicator', name),
             check=True, stdout=subprocess.DEVNULL,
             env={**os.environ, **RANKS})
         with open(os.path.join(out, 'log')) as file:
@@ -72,8 +72,6 @@ def main():
             f'{name} {runs[-1][0]:.2f}' for name, runs in found.items()),
             flush=True)
     print_table(found)
-    if options.json:
-        write_json(options.json, {'runs': found})
 
 
 if __name__ == '__main__':

@@ -34,7 +34,6 @@ from environment import (
     ranks_of,
     start,
     with_torch,
-    write_json,
 )
 from mpi4py import MPI
 from network import Star, Torus, begin
@@ -131,10 +130,6 @@ def main() -> None:
                          each=2 if options.what == 'two-level' else 1)
     print()
     print(_table(found, cases, payload, options.what))
-    if options.json:
-        write_json(options.json, {'network': options.what, 'rate': rate,
-                                  'payload': payload if payload < math.inf
-                                  else None, 'cases': cases, **found})
 
 
 def seconds_at_the_limit(case, size, payload, what, workers):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
@@ -9,8 +10,6 @@ import json
 import os
 import pathlib
 import platform
-import shlex
-import shutil
 import statistics
 import subprocess
 import sys
@@ -18,6 +17,8 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from chainer_fp8pipe.launcher.hosts import find_starter
 
 import numpy
 
@@ -34,33 +35,17 @@ RANKS = {**ONE_THREAD, 'MALLOC_MMAP_MAX_': '0',
          'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
 
 
-def environment() -> dict[str, Any]:
-    """Machine, date, versions and command, for the head of a result."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        'machine': f'{_processor()}, {os.cpu_count()} cores',
-        # Virtual machines share their host's memory with others.
-        'copy_rate': _copy_rate(),
-        'date': datetime.date.today().isoformat(),
-        'python': platform.python_version(),
-        'versions': versions,
-        'command': ' '.join(['python', *sys.argv]),
-    }
-
-
 def describe() -> str:
-    """The same as text."""
-    about = environment()
-    versions = ', '.join(f'{name} {version}'
-                         for name, version in about['versions'].items())
-    return (f'{about["machine"]}, a core copies '
-            f'{about["copy_rate"] / 1e9:.0f} GB/s, {about["date"]}\n'
-            f'Python {about["python"]}, {versions}\n{about["command"]}')
+    """Machine, date, versions and command, for the head of a result."""
+    versions = []
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(f'{name} {importlib.metadata.version(name)}')
+    # Virtual machines share their host's memory with others.
+    return (f'{_processor()}, {os.cpu_count()} cores, a core copies '
+            f'{_copy_rate() / 1e9:.0f} GB/s, {datetime.date.today()}\n'
+            f'Python {platform.python_version()}, {", ".join(versions)}\n'
+            f'python {" ".join(sys.argv)}')
 
 
 def _copy_rate() -> float:
@@ -85,15 +70,9 @@ def with_torch(wanted: bool) -> bool:
 
 
 def parser(page: str, *more: str) -> argparse.ArgumentParser:
-    """Shows the docstring of a script, and takes ``--json FILE``.
-
-    Args:
-        page: The docstring.
-        more: ``torch``, for ``--without-torch``.
-    """
+    """Shows a script's docstring; ``more``: "torch", for --without-torch."""
     made = argparse.ArgumentParser(
         description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument('--json', metavar='FILE', help='write the raw data')
     if 'torch' in more:
         made.add_argument('--without-torch', action='store_true',
                           help='leave out PyTorch (pip install torch)')
@@ -119,7 +98,7 @@ def ranks_of(script: str, job: Any, ranks: int = 0, network: Any = None, *,
         command = [sys.executable, str(pathlib.Path(__file__).with_name(
             script)), str(given), str(result)]
         if network is None:
-            code = subprocess.run([*mpiexec(ranks), *command],
+            code = subprocess.run(mpiexec(ranks, *command),
                                   env={**os.environ, **env}).returncode
         else:
             code = network.run(command, each, env=env, timeout=3000)
@@ -151,22 +130,12 @@ def milliseconds(seconds: Sequence[float]) -> tuple[str, str]:
         f'{said(1e3 * min(seconds))} - {said(1e3 * max(seconds))}')
 
 
-def write_json(path: str, data: dict[str, Any]) -> None:
-    """Writes the raw data of a benchmark, with its environment."""
-    pathlib.Path(path).write_text(
-        json.dumps({'environment': environment(), **data}, indent=1))
-
-
-def mpiexec(ranks: int) -> list[str]:
-    """The command that starts so many ranks: ``$MPIEXEC``, or mpiexec."""
-    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    found = (beside if os.path.exists(beside) else shutil.which('mpiexec'))
-    command = shlex.split(os.environ.get('MPIEXEC', '')) or (
-        [found] if found else [])
-    if not command:
-        sys.exit('no mpiexec beside the interpreter, on the path or in '
-                 'MPIEXEC')
-    return [*command, '-n', str(ranks)]
+def mpiexec(ranks: int, *command: str) -> list[str]:
+    """The command that starts so many ranks of another one."""
+    try:
+        return find_starter(os.environ).command(ranks, command)
+    except ValueError as error:
+        sys.exit(str(error))
 
 
 def _processor() -> str:

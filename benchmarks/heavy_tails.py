@@ -23,7 +23,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
-from environment import describe, parser, ranks_of, start, write_json
+from environment import describe, parser, ranks_of, start
 from mpi4py import MPI
 
 _FIRST, _LAST, RANKS = 4, 24, 4
@@ -264,10 +264,8 @@ def main() -> None:
               ['fp8', 'fp8_paper', 'int4', 'float16', 'bfloat16'])
     print(describe())
     print(f'{"":34}' + ''.join(f'{name:>16}' for name in codecs), flush=True)
-    rows = ranks_of('heavy_tails.py', {'codecs': codecs,
-                                       'seeds': options.seeds}, RANKS)
-    if options.json:
-        write_json(options.json, {'rows': rows})
+    ranks_of('heavy_tails.py', {'codecs': codecs, 'seeds': options.seeds},
+             RANKS)
 
 
 if __name__ == '__main__':

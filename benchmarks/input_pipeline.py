@@ -1,6 +1,6 @@
 """How fast images become batches, and what a partial decode costs.
 
-    .venv/bin/python benchmarks/input_pipeline.py --json FILE
+    .venv/bin/python benchmarks/input_pipeline.py
 
 builds a folder of JPEG photographs (photographs.py) and reads it as training
 would: random resized crops of 224 x 224 pixels, mirrored and normalised.  It
@@ -21,7 +21,7 @@ from chainer_fp8pipe.images.decoding import decode
 from chainer_fp8pipe.images.transforms import RandomResizedCrop
 
 import numpy
-from environment import describe, parser, write_json
+from environment import describe, parser
 from photographs import build
 from PIL import Image
 
@@ -49,7 +49,7 @@ def parse():
 
 
 def decoders(options, paths):
-    """Milliseconds of processor time of an image, and errors.
+    """Prints milliseconds of processor time of an image, and errors.
 
     Decoders take turns over all images, as each image's codes would be known
     to the processor after a few times.
@@ -70,19 +70,14 @@ def decoders(options, paths):
             for number in range(len(files)):
                 decoded(decoder, number)
             seconds[name].append(time.process_time() - start)
-    rows = {}
     for name, decoder in found.items():
         errors = [numpy.abs(
             decoded(decoder, number).astype('i2')
             - decoded(found['Pillow, whole'], number)).mean()
             for number in range(min(300, len(files)))]
-        rows[name] = {
-            'milliseconds': 1e3 * statistics.median(seconds[name])
-            / len(files), 'mean error': float(numpy.mean(errors)),
-            'worst error': float(max(errors))}
-        print(f'{name:18}' + '{:14.3f}{:14.3f}{:14.3f}'.format(
-            *rows[name].values()), flush=True)
-    return rows
+        each = 1e3 * statistics.median(seconds[name]) / len(files)
+        print(f'{name:18}{each:14.3f}{numpy.mean(errors):14.3f}'
+              f'{max(errors):14.3f}', flush=True)
 
 
 def rate(options, root, workers):
@@ -111,13 +106,11 @@ def main():
               'resizing\n'
               f'{"":18}{"ms an image":>14}{"mean error":>14}'
               f'{"worst":>14}')
-        rows = decoders(options, paths)
+        decoders(options, paths)
         rates = {workers: rate(options, root, workers)
                  for workers in (1, options.workers)}
     for workers, found in rates.items():
         print(f'{workers} workers: {found:.0f} images/s')
-    if options.json:
-        write_json(options.json, {'decoders': rows, 'rates': rates})
 
 
 if __name__ == '__main__':

@@ -16,7 +16,7 @@ from chainer_fp8pipe.codecs import CODECS, Tensors
 import ml_dtypes
 import numpy as np
 from codec_updates import begin
-from environment import describe, parser, write_json
+from environment import describe, parser
 
 REPEATS = 15
 
@@ -80,9 +80,6 @@ def main():
               f'{width * options.elements / median[name] / 1e9:8.1f}'
               f'{share:8.2f}' + (
                   f'{median[rival] / median[name]:13.1f}' if rival else ''))
-    if options.json:
-        write_json(options.json, {'elements': options.elements,
-                                  'seconds': seconds})
 
 
 if __name__ == '__main__':

@@ -29,7 +29,6 @@ from environment import (
     parser,
     ranks_of,
     start,
-    write_json,
 )
 from sklearn.datasets import load_digits
 
@@ -182,8 +181,6 @@ def main():
                             f'{numpy.std(its, ddof=len(its) > 1):.2f}')
             for its in found))
     print('\ngrouped BN on: ' + '; '.join(groups))
-    if options.json:
-        write_json(options.json, {'rows': rows})
 
 
 if __name__ == '__main__':

@@ -32,7 +32,6 @@ from environment import (
     ranks_of,
     start,
     with_torch,
-    write_json,
 )
 from pipeline import start_torch, take_turns
 
@@ -153,23 +152,21 @@ def show_memory(rows):
 def speed(comm, job):
     """Seconds of each way to train the encoder; the ways take turns."""
     torch = start_torch() if job['torch'] else None
-    plans = []
     steps = {'serial': serial(comm)}
-    for what, options in WAYS.items():
+    for what, options in reversed(WAYS.items()):
         model = encoder()
         steps[f'partition, {what}'] = update = trained(
             model, comm, chainer.optimizers.SGD(1e-4), **options)
         for _ in range(UPDATES):
             update()
-        plans.append(model.plan)
     if torch:
         steps['PyTorch, serial'] = torch_serial(torch, comm)
         steps['PyTorch, the same cut'] = torch_cut(
-            torch, comm, layers_before(plans[0]))
+            torch, comm, layers_before(model.plan))     # of 1f1b
     times = take_turns(steps, job['rounds'])
     if torch:
         torch.distributed.destroy_process_group()
-    return {'times': times, 'notes': [plan.headline() for plan in plans]}
+    return times
 
 
 def encoder():
@@ -260,11 +257,10 @@ def torch_layers(torch):
 
 def show_speed(found):
     print(f'\n{"":32} median [ms]       spread [ms]   speed-up')
-    base = statistics.median(found['times']['serial'])
-    for what, times in found['times'].items():
+    base = statistics.median(found['serial'])
+    for what, times in found.items():
         print('{:32} {:>11} {:>17}'.format(what, *milliseconds(times))
               + f' {base / statistics.median(times):10.2f}')
-    print(*found['notes'], sep='\n')
 
 
 def main():
@@ -298,8 +294,6 @@ def main():
                 **job, 'what': 'resident', 'layers': row['layers']}, ranks,
                 env=ONE_THREAD))
         show_memory(found)
-    if options.json:
-        write_json(options.json, {'what': options.what, 'found': found})
 
 
 if __name__ == '__main__':

@@ -28,7 +28,6 @@ from environment import (
     parser,
     ranks_of,
     start,
-    write_json,
 )
 from mpi4py import MPI
 
@@ -65,8 +64,6 @@ def main():
                 'widths', 'micro_batches', 'rounds', 'without_torch')},
             stages, env=ONE_THREAD)
         report([row for row in rows if row['stages'] == stages])
-    if options.json:
-        write_json(options.json, {'rows': rows})
 
 
 def report(rows):

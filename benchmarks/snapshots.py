@@ -24,7 +24,7 @@ import chainermn
 import numpy
 from chainer.training import Trainer
 from chainer.training.updaters import StandardUpdater
-from environment import describe, parser, ranks_of, start, write_json
+from environment import describe, parser, ranks_of, start
 
 WAYS = 'Snapshot', 'waiting'
 WIDTH, LAYERS, BATCH, SNAPSHOTS = 1024, 24, 64, 3
@@ -75,21 +75,16 @@ def rank(comm, job: dict) -> dict:
 
 
 def main() -> None:
-    given = parser(__doc__)
-    options = given.parse_args()
+    parser(__doc__).parse_args()
     print(describe())
     print('ranks  way         update [s]  first [s]  still [s]', flush=True)
-    data = []
     for ranks in (2, 4):
         for way in WAYS:
             with tempfile.TemporaryDirectory() as folder:
                 found = ranks_of('snapshots.py', {
                     'way': way, 'out': folder}, ranks)
-            data.append({'ranks': ranks, 'way': way, **found})
             print(f'{ranks:5}  {way:10}{found["update"]:12.2f}'
                   f'{found["first"]:11.2f}{found["still"]:11.2f}', flush=True)
-    if options.json:
-        write_json(options.json, {'snapshots': data})
 
 
 if __name__ == '__main__':

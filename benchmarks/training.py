@@ -32,7 +32,6 @@ from environment import (
     ranks_of,
     start,
     with_torch,
-    write_json,
 )
 from mpi4py import MPI
 from network import Star, begin
@@ -52,8 +51,6 @@ def main() -> None:
         network=network)
     print()
     _show(rows)
-    if options.json:
-        write_json(options.json, {'what': options.what, 'rows': rows})
 
 
 def _show(rows):
