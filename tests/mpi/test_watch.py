@@ -24,6 +24,8 @@ from chainer_fp8pipe.mpi.watch import (
 import pytest
 from mpi4py import MPI
 
+from tests.ranks import on_ranks
+
 
 @pytest.fixture(autouse=True)
 def without_threads_of_pytest(monkeypatch):
@@ -175,6 +177,14 @@ def test_the_limit_is_of_the_kind_of_update_that_is_under_way(
         count.finished(kind)
     assert count.total == len(kinds)
     assert count.limit() == limit
+
+
+@on_ranks(2)
+def test_a_variable_with_a_wrong_value_is_an_error_on_all_ranks(comm):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(watch.SECONDS, 'soon' if comm.rank else '7')
+        with pytest.raises(ValueError, match=f'{watch.SECONDS} must be sec'):
+            watch.Watch().watch(comm)
 
 
 def view(rank, state=WAITS, call='x', waits_for=(), updates=7):

@@ -33,10 +33,6 @@ BEHIND = 'behind which others wait'
 OTHER = 'in another call than the others'
 
 
-def environment_with(**more):
-    return {**environment(), **more}
-
-
 def script(tmp_path, fault, ranks, overlap=False):
     path = tmp_path / 'script.py'
     path.write_text(TRAIN.format(fault=fault, ranks=ranks, overlap=overlap))
@@ -46,19 +42,11 @@ def script(tmp_path, fault, ranks, overlap=False):
 #: Ranks, what some of them do, which, who is named, and why.
 STALLS = {
     'it is stopped': (3, STOP, [1], '1', BEHIND),
-    'in the engine': (
-        2, 'from chainer_fp8pipe.allreduce.engine import Engine; '
-        f'Engine.submit = lambda *given: {STOP}', [1], '1', BEHIND),
-    'it calls one collective more': (
-        # Which may keep the interpreter while it waits.
-        3, 'world.allreduce(1)', [2], '2', f'{BEHIND}|{OTHER}'),
-    'it calls a barrier more': (
-        3, 'world.Barrier()', [2], '2', OTHER),
+    'it calls a barrier more': (3, 'world.Barrier()', [2], '2', OTHER),
     'it loops for ever': (
         2, 'while True: pass', [0], '0', BEHIND),
     'a library holds it': (
-        3, 'ctypes.PyDLL(None).sleep(100)', [0], '0',
-        BEHIND),
+        3, 'ctypes.PyDLL(None).sleep(100)', [0], '0', BEHIND),
     'its program has ended': (2, 'os._exit(0)', [1], '1', BEHIND),
     'it left in order': (2, 'raise SystemExit', [1], '1',
                          'which others wait for'),
@@ -70,24 +58,23 @@ def test_the_rank_for_which_others_wait_is_named_once(tmp_path, kind):
     ranks, fault, where, who, why = STALLS[kind]
     done = run_script(
         ranks, script(tmp_path, fault, where, kind == 'it is stopped'),
-        env=environment_with(**{SECONDS: '1'}))
+        env={**environment(), SECONDS: '1'})
     if kind == 'its program has ended' and done.returncode != EXIT_CODE:
         return      # what starts ranks has noticed first
     assert done.returncode == EXIT_CODE, done.stderr
     found = re.findall(r'the job stands still: .*; the cause: rank '
                        r'([\d, ]+), (.*):\n', done.stderr)
     assert [one for one, _ in found] == [who], done.stderr
-    assert re.fullmatch(why, found[0][1])
+    assert found[0][1] == why
     for rank in range(ranks):
         assert f'  rank {rank} of {ranks}, process ' in done.stderr
 
 
 #: What two ranks do for longer than the limit, which is 0.3 s.
 HEALTHY = {
-    'slow data': ('pass', 'time.sleep(6)'),
-    'a long computation': (
-        'pass', 'all(iter(lambda begin=time.monotonic(): '
-        'time.monotonic() < begin + 6, False))'),
+    'slow data and a long computation': (
+        'pass', 'time.sleep(5); all(iter(lambda begin=time.monotonic(): '
+        'time.monotonic() < begin + 5, False))'),
     'a library holds it': ('watch._LONGER = 100', 'print(ctypes.PyDLL('
                            'None).sleep(7), "left", flush=True)'),
     'a thread loads': (
@@ -110,10 +97,3 @@ def test_a_healthy_job_is_not_ended(tmp_path, kind):
     assert done.stdout.count('after all') == 2
     if 'library' in kind:
         assert '0 left' in done.stdout      # no signal has cut it short
-
-
-def test_a_variable_with_a_wrong_value_is_an_error_on_all_ranks(tmp_path):
-    done = run_script(2, script(tmp_path, 'pass', []),
-                      env=environment_with(**{SECONDS: 'soon'}))
-    assert done.returncode != 0
-    assert f'{SECONDS} must be seconds' in done.stderr
