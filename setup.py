@@ -36,7 +36,7 @@ def description():
 class WhereItCan(build_ext):
     """Leaves out what cannot be compiled, but where the package is developed.
 
-    What is missing then says so itself: chainer_fp8pipe/compat/_absent.py.
+    What is missing then says so itself: chainer_fp8pipe/compat/__init__.py.
     """
 
     def run(self):

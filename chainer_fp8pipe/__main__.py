@@ -14,7 +14,7 @@ from typing import Any
 
 from ._version import __version__
 from .command_line import Parser
-from .compat._absent import ABSENT
+from .compat import ABSENT
 from .mpi import started_together
 
 _PROG = 'python -m chainer_fp8pipe'

@@ -19,7 +19,7 @@ from .communicators.options import (
     make_options,
     parse_option,
 )
-from .compat.numpy_for_cupy import stand_in
+from .compat.old_names import numpy_for_cupy
 from .mpi.agreement import of_first_rank, raise_together
 from .pipeline.schedules import SCHEDULES
 from .planner.job_plan import JobPlan
@@ -134,7 +134,7 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
     job = (_as_given if options.plan is None else _as_planned)(comm, options)
     raise_together(comm, lambda: _check_writable(options), ValueError)
     if options.cpu:
-        stand_in()
+        numpy_for_cupy()
     if not (options.snapshots or options.report or is_launched()):
         return [job]
     from .training.unmodified.additions import Additions

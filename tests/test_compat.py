@@ -278,7 +278,7 @@ def test_a_chainer_without_these_edits_is_told_so(version, how, tmp_path):
         f'Metadata-Version: 2.1\nName: chainer\nVersion: {version}\n')
     run = python('import chainer_fp8pipe', PYTHONPATH=os.pathsep.join(
         [str(tmp_path), os.getcwd()]))
-    assert f'CompatWarning: Chainer {version} is installed {how}' in run.stderr
+    assert f'UserWarning: Chainer {version} is installed {how}' in run.stderr
     assert 'python -m chainer_fp8pipe install-chainer' in run.stderr
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from chainer_fp8pipe.__main__ import _COMMANDS
-from chainer_fp8pipe.compat import _absent, _edits, install_chainer
+from chainer_fp8pipe.compat import LastFinder, _edits, install_chainer
 
 import pytest
 
@@ -17,7 +17,7 @@ COMMAND = 'python -m chainer_fp8pipe install-chainer'
 def test_where_there_is_no_chainer_its_import_names_the_command(
         name, monkeypatch):
     monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(sys, 'meta_path', [_absent._Last()])
+    monkeypatch.setattr(sys, 'meta_path', [LastFinder()])
     with pytest.raises(ModuleNotFoundError, match=COMMAND) as raised:
         importlib.import_module(name)
     assert raised.value.name == name

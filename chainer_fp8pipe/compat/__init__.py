@@ -1,36 +1,88 @@
-"""Chainer 7.8.1 on a current stack: its edits, and its absence.
+"""What is not installed, or not as this package needs it, says how to get it.
 
-``install-chainer`` mends Chainer when it installs it (:mod:`._edits`); the
-import of this module says so where that is due, and does not import Chainer.
+``pip install chainer_fp8pipe`` brings no MPI; no installer can bring Chainer,
+which ``install-chainer`` mends (:mod:`._edits`); and where there was no C
+compiler the package has no compiled parts.
 """
+# A last finder is asked where no other has found a module.  So whoever imports
+# it, this package, ChainerMN or a script, says the same, and no module of this
+# package has to look first.
+import importlib.abc
+import importlib.machinery
 import sys
 import warnings
 from importlib import metadata
 
-from . import _absent as _absent
 from ._edits import TODAY
 
-__all__ = ['CompatWarning']
+_INSTALL = 'python -m chainer_fp8pipe install-chainer'
+_CHAINER = (
+    '{0} is not installed: installing chainer_fp8pipe does not bring Chainer, '
+    'which no current setuptools can build; this command does:  ' + _INSTALL)
+_LINE = ("{0} is not installed{2}; this line brings it:  "
+         "python -m pip install 'chainer_fp8pipe[{1}]'")
+_COMPILED = (
+    'the compiled part {0} is missing: chainer_fp8pipe was not, or could not '
+    'be, compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
+    'apt install gcc python3-dev) this line builds it:  python -m pip install '
+    '--force-reinstall --no-deps --no-cache-dir --no-binary chainer_fp8pipe '
+    'chainer_fp8pipe  (of a checkout: pip install --no-deps --editable .)')
+
+#: By module, what is said where it cannot be found.
+ABSENT = {name: text.format(name, *more) for name, text, *more in (
+    ('chainer', _CHAINER), ('chainermn', _CHAINER),
+    ('onnx', _LINE, 'onnx', ''), ('onnxruntime', _LINE, 'onnx', ''),
+    ('PIL', _LINE, 'images', ', which decodes images'),
+    ('cupy', _LINE, 'cuda13', ': where there is no GPU "python -m '
+     'chainer_fp8pipe run --cpu" gives a script NumPy\'s names for it'),
+    ('mpi4py', _LINE + '  (with an MPI of your own: [mpi] in place of '
+     '[mpich])', 'mpich', ', and what works over ranks needs MPI'),
+    ('chainer_fp8pipe.formats._formats', _COMPILED),
+    ('chainer_fp8pipe.allreduce._engine', _COMPILED))}
 
 
-class CompatWarning(UserWarning):
-    """The installed Chainer is not mended by this package."""
+class LastFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Says what is absent, unless the caller asks whether it is there.
+
+    Of a compiled part there is a module that says it when something of it is
+    used, so that what does not use it works.
+    """
+
+    def find_spec(self, name, path, target=None):
+        frame = sys._getframe(1)
+        asked = (frame, frame.f_back)      # importlib.util.find_spec()
+        if name not in ABSENT or any(
+                f is not None and f.f_globals.get('__name__')
+                == 'importlib.util' for f in asked):
+            return None
+        if name.startswith('chainer_fp8pipe.'):
+            return importlib.machinery.ModuleSpec(name, self)
+        raise ModuleNotFoundError(ABSENT[name], name=name)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        def missing(name):
+            if name.startswith('__'):       # whoever looks at modules asks
+                raise AttributeError(name)
+            raise ImportError(ABSENT[module.__name__], name=module.__name__)
+        module.__getattr__ = missing
 
 
 def _tell_of_an_unmended_chainer():
-    command = 'install-chainer'
     try:
         found = metadata.version('chainer')
     except metadata.PackageNotFoundError:
         return          # the import of Chainer says so
-    if found != TODAY and sys.argv[1:2] != [command]:
+    if found != TODAY and sys.argv[1:2] != _INSTALL.split()[-1:]:
         how = ('with other edits than those' if '+today' in found
                else 'without the edits')
         warnings.warn(
-            f'Chainer {found} is installed {how} that this package '
-            'makes in it for current Pythons; this line puts them '
-            f'in:  python -m chainer_fp8pipe {command}', CompatWarning,
+            f'Chainer {found} is installed {how} that this package makes in '
+            f'it for current Pythons; this line puts them in:  {_INSTALL}',
             stacklevel=4)
 
 
+sys.meta_path.append(LastFinder())
 _tell_of_an_unmended_chainer()

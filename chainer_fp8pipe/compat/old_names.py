@@ -277,7 +277,7 @@ def run_path(path: str) -> None:
         return
     main = sys.modules['__main__'] = types.ModuleType('__main__')
     # Workers of spawn and forkserver run the module that this names.
-    main.__spec__ = importlib.util.find_spec(f'{__package__}._worker_main')
+    main.__spec__ = importlib.util.find_spec(__name__)
     os.environ[MAIN] = os.path.abspath(path)
     run_main(path, vars(main))
 
@@ -289,3 +289,22 @@ def run_main(path: str, namespace: dict[str, Any]) -> None:
     with open(path, 'rb') as file:
         source = file.read()
     exec(_code_of(source, path), namespace)
+
+
+def numpy_for_cupy() -> None:
+    """Gives NumPy's names for CuPy's, to ``import cupy`` and to Chainer."""
+    from chainer.backends import cuda
+
+    def missing(name):
+        if hasattr(numpy, name):
+            return getattr(numpy, name)
+        raise AttributeError(f'cupy.{name} is not in NumPy, whose names '
+                             '"run --cpu" gives for those of CuPy')
+    # Another module than numpy, or "xp is cupy" would choose a GPU.
+    cuda.cupy = sys.modules['cupy'] = types.ModuleType('cupy')
+    vars(cuda.cupy).update(__getattr__=missing, asnumpy=numpy.asarray,
+                           __version__='0')
+
+
+if __name__ == '__mp_main__':       # of a script's worker
+    run_main(os.environ[MAIN], globals())
