@@ -132,10 +132,17 @@ def found(imported, text):
     ('import chainer.links as L, numpy\n'
      'y = L.BatchNormalization(1)(numpy.full((2, 1), 3, "f"), test=True)\n'
      'found = round(float(y.array[0, 0]), 3)', 3.),
-    ('import chainer.links as L\nmodel = L.Linear(1, 1)\n'
-     'model.W.grad = model.W.array\n'
-     'chainer.optimizers.SGD().setup(model).zero_grads()\n'
-     'found = model.W.grad is None', True),
+    ('import chainer.functions as F, numpy\n'
+     'model = F.Linear(2, 1, wscale=0, bias=3)\n'
+     'loss = F.sum(model(numpy.zeros((1, 2), "f")))\nloss.backward()\n'
+     'optimizer = chainer.optimizers.SGD().setup(model)\n'
+     'optimizer.weight_decay(1)\noptimizer.clip_grads(2)\n'
+     'found = [float(loss.data), float(model.b.grad)]\n'
+     'optimizer.zero_grads()\nfound.append(model.b.grad)',
+     [3., 2., None]),
+    ('import chainer.functions as F, numpy\nfound = float('
+     'F.softmax_cross_entropy(numpy.zeros((1, 1), "f"), '
+     'numpy.zeros(1, "i"), use_cudnn=False).data)', 0.),
     ('import numpy\nx = chainer.Variable(numpy.ones(1), volatile="on")\n'
      'found = x.requires_grad', False),
     ('import chainer.links as L\n'

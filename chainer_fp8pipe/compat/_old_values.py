@@ -40,6 +40,11 @@ _RENAMED = {
         'comb', 'factorial', 'factorial2', 'logsumexp')),
     'time': 'clock=process_time',
     # What Chainer 2 to 7 moved.
+    'chainer': ' '.join(f'functions.{name}=links.{name}' for name in (
+        'BatchNormalization', 'Bilinear', 'BinaryHierarchicalSoftmax',
+        'Convolution2D', 'Deconvolution2D', 'EmbedID', 'Inception',
+        'InceptionBN', 'Linear', 'MLPConvolution2D', 'NegativeSampling',
+        'PReLU', 'Parameter')),
     'chainer.functions': '''
         pooling.max_pooling_2d=pooling.max_pooling_nd
         activation.lstm=rnn.lstm activation.slstm=rnn.slstm
@@ -114,6 +119,10 @@ OLD: Mapping[str, Callable[[], Any]] = {
 }
 
 
+def _hooks():
+    return importlib.import_module('chainer.optimizer_hooks')
+
+
 def _size_of_box(box):
     return box[2] - box[0], box[3]
 
@@ -124,6 +133,11 @@ METHODS: Mapping[str, Callable[..., Any]] = {
         '_spbase', 'spmatrix')), lambda matrix: matrix.toarray()),
     'chainer.optimizer.Optimizer.zero_grads':
         lambda optimizer: optimizer.target.cleargrads(),
+    'chainer.optimizer.Optimizer.clip_grads': lambda optimizer, norm:
+        _hooks().GradientClipping(norm)(optimizer),
+    'chainer.optimizer.Optimizer.weight_decay': lambda optimizer, rate: [
+        _hooks().WeightDecay(rate)(None, one)
+        for one in optimizer.target.params()],
     'numpy.ndarray.ptp': numpy.ptp,
     **dict.fromkeys((f'pandas.{home}DataFrame.as_matrix' for home in (
         '', 'core.frame.')), lambda frame, columns=None: (
@@ -149,13 +163,18 @@ _CONFIGURES: Mapping[str, Callable[[Any], tuple[str, Any]]] = {
 #: Functions, and arguments of others, by their names.
 CALLS = {'array', 'asarray', 'column_stack', 'dstack', 'float', 'fromstring',
          'hasattr', 'hstack', 'int', 'load', 'permutation', 'stack', 'vstack'}
-DROPPED = {*_CONFIGURES, 'newshape', 'volatile'}
+DROPPED = {*_CONFIGURES, 'bias', 'newshape', 'volatile', 'wscale'}
 
 
 def _of_chainer_1(function, /, *arguments, **options):
     import chainer
     if options.pop('volatile', None) in ('on', True):
         options['requires_grad'] = False
+    if 'wscale' in options:
+        options['initialW'] = chainer.initializers.LeCunNormal(
+            options.pop('wscale'))
+    if 'bias' in options:
+        options['initial_bias'] = options.pop('bias')
     with contextlib.ExitStack() as stack:
         for name in options.keys() & _CONFIGURES:
             stack.enter_context(chainer.using_config(
@@ -179,5 +198,6 @@ REFUSED: tuple[tuple[str, Callable[..., Any]], ...] = (
         a, newshape, **options)),
     ("'Loader'", lambda function, stream: importlib.import_module(
         'yaml').safe_load(stream)),
-    ('argument is not supported anymore', _of_chainer_1),
+    *((said, _of_chainer_1) for said in (
+        'argument is not supported anymore', 'unexpected keyword argument')),
 )
