@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NamedTuple
 
-from ..report.launch_protocol import DONE, RANK, UPDATED
+from ..report.launch_protocol import DONE, FAILED, RANK, STILL, UPDATED
 
 TICK = 0.1              # seconds between looks
 _PATIENCE = 5.0         # for a job to end by itself after a rank has died
@@ -53,16 +53,17 @@ USAGE = 2
 STDOUT, STDERR = 1, 2
 
 _SAID = re.compile(
-    rf'(?:{UPDATED}(?P<update>\d+)|(?P<done>{DONE})|'
+    rf'(?:{UPDATED}(?P<update>\d+)|(?P<done>{DONE})|{STILL}(?P<still>.*)|'
+    rf'{FAILED}(?P<failed>rank \d+ of \d+): (?P<error>.*)|'
     rf'{RANK}(?P<name>rank (?P<rank>\d+) of \d+) = PID (?P<process>\d+) on '
     r'(?P<host>.*))$')
 #: What ranks and MPICH say to the launcher alone, and how it begins.
 _HIDDEN = re.compile(
-    f'(?:{UPDATED}|{DONE}|{RANK}).*\n|'
+    f'(?:{UPDATED}|{DONE}|{RANK}|{FAILED}|{STILL}).*\n|'
     r'\[mpiexec@\S* Exit codes: .*\n(?:\[\S+\] [\d,]+\n)*'.encode())
 _BEGUN = re.compile(
-    rf'(?:{os.path.commonprefix([DONE, RANK, UPDATED])}|\[mpiexec@).*\Z'
-    .encode())
+    rf'(?:{os.path.commonprefix([DONE, RANK, UPDATED, FAILED, STILL])}|'
+    r'\[mpiexec@).*\Z'.encode())
 #: A line for each host, whose ranks follow each other.
 _CODES = re.compile(r'(\[mpiexec@\S* Exit codes: |^)\[\S+\] ([\d,]+)$')
 _DIED = re.compile(
@@ -70,13 +71,6 @@ _DIED = re.compile(
     r'process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)')
 _SLURM = re.compile(
     r'srun: error: (Node failure on .*|\S+: task \d+: (?!Exited).*)')
-_STILL = re.compile(r'chainer_fp8pipe: (the job stands still: .*)')
-#: Follows where that is no mere warning.
-_STALL_ENDS = 'ending all ranks with exit code 75'
-_FAILED = re.compile(r'(rank \d+ of \d+) failed, ending all:')
-_FRAME = '  File "'
-#: The line after a traceback's frames.
-_ERROR = re.compile(r'[A-Za-z_][\w.]*(?:: .*)?')
 _LONGEST = 1 << 16      # bytes of a line that are looked at
 
 
@@ -238,10 +232,8 @@ class JobOutput:
         self.done = 0           # ranks in which the script has ended in order
         #: Who died and of what, or why the job stands still, so that it ends.
         self.cause = ''
-        #: The rank that raised an exception, and the end of its traceback.
+        #: The rank that raised an exception, and which.
         self.failed = self.error = ''
-        self._still = ''        # about a job that stands still
-        self._is_trace = False  # the error is to come
         self._ranks: dict[int, re.Match[str]] = {}  # what they said
         self._codes: list[int] = []                 # of all of them
         self._since = time.monotonic()
@@ -256,31 +248,20 @@ class JobOutput:
             self.has_died(found[2], int(found[1] or found[3]))
         elif found := _SLURM.match(line):
             self._end(found[1])
-        elif found := _STILL.search(line):
-            self._still = found[1]
-        elif _STALL_ENDS in line:
-            self._end(self._still)
-        else:
-            self._read_trace(line)
 
     def _hear(self, said: re.Match[str]) -> None:
         self.done += bool(said['done'])
         if said['rank']:
             self._ranks[int(said['rank'])] = said
+        elif said['still']:
+            self._end(said['still'])
+        elif said['failed'] and not self.failed:
+            self.failed, self.error = said['failed'], said['error']
         elif said['update']:
             if not self.updates:
                 say(f'trains: update {said["update"]} is done, '
                     f'{time.monotonic() - self._since:.1f} s after the start')
             self.updates = [*self.updates[:1], int(said['update'])]
-
-    def _read_trace(self, line: str) -> None:
-        if found := _FAILED.search(line):
-            self.failed = self.failed or found[1]
-        # Of several tracebacks the last one counts, as in a chain.
-        elif self.failed and line.startswith(_FRAME):
-            self._is_trace = True
-        elif self._is_trace and _ERROR.fullmatch(line):
-            self.error, self._is_trace = line, False
 
     def _end(self, cause: str) -> None:
         if not self.failed:     # who has ended all others has said why
@@ -347,9 +328,8 @@ def ending_of(output: JobOutput, code: int, has_hosts: bool) -> Ending:
     elif output.cause:
         pass
     elif output.failed:
-        cause = f'{output.failed}: {output.error or "an exception"}'
-        # The text may name a process or a time.
-        failure = (output.error or cause).partition(':')[0]
+        cause = f'{output.failed}: {output.error}'
+        failure = output.error.partition(':')[0]    # it may name a process
     elif code < 0:
         cause = f'what starts the ranks was killed by {_name(-code)}'
     elif code == USAGE or not has_hosts:

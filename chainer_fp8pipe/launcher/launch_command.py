@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import secrets
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from signal import Signals
 
 from ..command_line import Parser, as_type, count
-from ..report.launch_protocol import ENDED, LAUNCHED
+from ..report.launch_protocol import EARLIER, LAUNCHED
 from ..report.quantities import columns, counted, parse_seconds
 from ..report.quantities import seconds as in_words
 from .attempt import TICK, USAGE, Ending, noted_signals, run_job, say, show
@@ -163,7 +162,7 @@ def _start(job: argparse.Namespace, before: Sequence[Ending], token: str,
     say(f'start {number}: {counted(job.ranks, "rank")} by {job.starter.family}'
         )
     environment = {**job.environment, LAUNCHED: token,
-                   ENDED: json.dumps([one.cause for one in before])}
+                   EARLIER: str(len(before))}
     ending = run_job(
         job.starter.command(job.ranks, job.program, job.hostfile, [
             name for name in environment

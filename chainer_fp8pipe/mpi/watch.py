@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
+from ..report.launch_protocol import STILL, tell
 from . import waiting
 from .agreement import raise_together
 from .finalizing import HeldRequest, before_finalize
@@ -305,13 +306,14 @@ class Watch:
     def _judge(self, views: Sequence[View], quiet: float) -> None:
         text, ends = find_cause(sorted(views), self._seconds is not None)
         self._judged = self._state if text else None
-        text = ('\nchainer_fp8pipe: the job stands still: no rank has '
+        text = ('chainer_fp8pipe: the job stands still: no rank has '
                 f'finished an update for {quiet:.0f} seconds; {text}')
         if ends:
-            end_all_ranks(f'{text}ending all ranks with exit code '
+            tell(STILL + text.partition('\n')[0].partition(': ')[2])
+            end_all_ranks(f'\n{text}ending all ranks with exit code '
                           f'{EXIT_CODE}\n', EXIT_CODE)
         elif self._judged:
-            print(f'{text}the job goes on, as it may go on by itself; '
+            print(f'\n{text}the job goes on, as it may go on by itself; '
                   f'{SECONDS}=N ends it', file=sys.stderr, flush=True)
 
 

@@ -26,7 +26,7 @@ import traceback
 from types import TracebackType
 from typing import Any, NoReturn
 
-from ..report.launch_protocol import say_rank
+from ..report.launch_protocol import FAILED, say_rank, tell
 from . import ALONE, RANK_PROCESS, all_ranks, started_together
 
 #: Seconds after which a launcher that does not read is waited for no more,
@@ -210,14 +210,14 @@ class _End:
         except Exception:       # of its __str__, or of the user's hook
             pass
         finally:
-            end_all_ranks(failed(text), 1)
+            fail_all(error, text)
 
     def at_exit(self) -> None:
         """Ends all ranks if a hook that was set later has got an error."""
         error = _last_error()
-        if (not self.has_begun and error is not self._before
-                and self.is_rank()):
-            end_all_ranks(failed(f'{type(error).__qualname__}\n'), 1)
+        if (error is not None and not self.has_begun
+                and error is not self._before and self.is_rank()):
+            fail_all(error, f'{type(error).__qualname__}\n')
 
     def is_rank(self) -> bool:
         """Whether this is a rank, no fork of it, and others may wait."""
@@ -228,9 +228,14 @@ class _End:
 _end, _code = _End(), _Code()
 
 
-def failed(text: str) -> str:
-    """The text that a failing rank prints before it ends all ranks."""
-    return '\nrank {} of {} failed, ending all:\n{}'.format(*_place(), text)
+def fail_all(error: BaseException, text: str) -> None:
+    """Ends all ranks by an exception of this one, which is printed so."""
+    who = 'rank {} of {}'.format(*_place())
+    with contextlib.suppress(Exception):    # of what prints it
+        tell(f'{FAILED}{who}: ' + next(
+            line for part in traceback.format_exception_only(error)
+            for line in part.splitlines() if line[:1].strip()))
+    end_all_ranks(f'\n{who} failed, ending all:\n{text}', 1)
 
 
 def _place() -> tuple[int, int]:

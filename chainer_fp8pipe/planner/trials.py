@@ -32,7 +32,7 @@ from ..mpi.agreement import is_raised_by_all, raise_together
 from ..mpi.grid import Group, ProcessGrid
 from ..mpi.ranks import once
 from ..mpi.waiting import wait_until
-from ..mpi.world import end_all_ranks, failed, shown
+from ..mpi.world import fail_all, shown
 from ..training.unmodified.job import Divided
 from ..training.updater import PipelineUpdater
 from .job_plan import Trial, Way
@@ -193,7 +193,7 @@ def together(comm: MPI.Comm, action: Callable[[], Any]) -> None:
     arrived = meeting.Ibarrier()
     wait_until(lambda: arrived.Test() or time.monotonic() > end)
     if reason is not None and not arrived.Test():   # others wait for it
-        end_all_ranks(failed(shown(reason)), 1)
+        fail_all(reason, shown(reason))
     for text in filter(None, meeting.allgather(problem)):
         raise ValueError(text.removeprefix('ValueError: '))
 

@@ -1,15 +1,15 @@
 """How ranks tell a launcher how far the training is: by lines of output."""
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
 
 #: The environment variable that ranks have if a launcher has started them.
 LAUNCHED = 'CHAINER_FP8PIPE_LAUNCH'
-#: The environment variable in which a launcher says, as a list in JSON, what
-#: has ended its earlier starts of the job.
-ENDED = 'CHAINER_FP8PIPE_ENDED'
+#: The environment variable with the number of its earlier starts of the job.
+EARLIER = 'CHAINER_FP8PIPE_EARLIER_STARTS'
 #: Begins a line about an update that is done; its number follows.
 UPDATED = 'chainer_fp8pipe run: done with update '
 #: The line of a rank in which the script has ended in order.  What it has
@@ -18,8 +18,14 @@ DONE = 'chainer_fp8pipe run: the script has ended'
 #: Begins a line about a rank: ``rank 1 of 4 = PID 1479 on b`` follows.  What
 #: starts ranks names processes alone where one dies.
 RANK = 'chainer_fp8pipe run: is there: '
+#: Begins a line about an exception that ends all ranks:
+#: ``rank 1 of 4: KeyError: 'a'`` follows.
+FAILED = 'chainer_fp8pipe run: has failed: '
+#: Begins a line about ranks that stand still, and are ended; why follows.
+STILL = 'chainer_fp8pipe run: stands still: '
 
 _SECONDS = 0.5          # between lines about updates
+_next = 0.0             # when there may be another one
 
 
 def is_launched() -> bool:
@@ -32,7 +38,8 @@ def tell(line: str) -> None:
     # In one piece, so that it is a line also among others' output; Python's
     # own stream may lead nowhere meanwhile.
     if is_launched():
-        os.write(2, f'{line}\n'.encode())
+        with contextlib.suppress(OSError):      # it is closed
+            os.write(2, f'{line}\n'.encode(errors='replace'))
 
 
 @functools.cache
@@ -42,14 +49,9 @@ def say_rank(rank: int, size: int) -> None:
          f'{os.uname().nodename}')
 
 
-class LauncherLine:
-    """Tells the launcher of updates: the first one, and one now and then."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def say(self, update: int) -> None:
-        """Call it after each update, with its number."""
-        if (now := time.monotonic()) >= self._next:
-            self._next = now + _SECONDS
-            tell(f'{UPDATED}{update}')
+def say_update(update: int) -> None:
+    """Tells a launcher of the first update, and of one now and then."""
+    global _next
+    if (now := time.monotonic()) >= _next:
+        _next = now + _SECONDS
+        tell(f'{UPDATED}{update}')

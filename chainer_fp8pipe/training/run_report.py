@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import platform
 import sys
@@ -27,7 +26,7 @@ from .._version import __version__
 from ..intercept.patching import AroundCalls
 from ..mpi import all_ranks
 from ..report import record
-from ..report.launch_protocol import ENDED, is_launched
+from ..report.launch_protocol import EARLIER
 from ..report.page import write_page
 from ..report.stream import EventStream, events_of, stream_of
 from ..report.verdict import TO_STAGES, text
@@ -322,7 +321,7 @@ def _start(updater: Any, ranks: int) -> record.RunStart:
     if (schedule := getattr(updater, 'schedule', None)) is not None:
         settings |= {'schedule': schedule.name, 'stages': str(schedule.stages),
                     'micro-batches': str(schedule.micro_batches)}
-    ended = json.loads(os.environ.get(ENDED, '[]'))
+    earlier = os.environ.get(EARLIER)
     return record.RunStart(
         time.time(), updater.iteration, ranks, platform.node(),
         getattr(getattr(updater, 'grid', None), 'stage_index', None), {
@@ -331,7 +330,7 @@ def _start(updater: Any, ranks: int) -> record.RunStart:
                 one.__name__: one.__version__
                 for one in (chainer, numpy, mpi4py)},
             'MPI': MPI.Get_library_version().strip('\0').split('\n')[0]},
-        len(ended) if is_launched() else None)
+        None if earlier is None else int(earlier))
 
 
 def _watch(calls: AroundCalls, stream: EventStream, updater: Any) -> None:

@@ -21,7 +21,7 @@ from mpi4py import MPI
 from ...command_line import Interval
 from ...intercept.training_objects import LIBRARIES, Originals
 from ...mpi.agreement import of_first_rank
-from ...report.launch_protocol import LauncherLine, is_launched
+from ...report.launch_protocol import is_launched, say_update
 from ...report.record import written_whole
 from ..run_report import RunReport
 from ..snapshots.file import find_snapshots, iteration_of
@@ -88,9 +88,9 @@ class Additions(Originals):
     def _add_to(self, trainer: Any) -> None:
         """Prepares a Trainer when all else has been done to it."""
         if is_launched() and self._comm.rank == 0:
-            line = LauncherLine()
-            trainer.extend(lambda trainer: line.say(trainer.updater.iteration),
-                           'launcher', lambda trainer: True, sys.maxsize)
+            trainer.extend(
+                lambda trainer: say_update(trainer.updater.iteration),
+                'launcher', lambda trainer: True, sys.maxsize)
         if snapshots := self._snapshots:
             with refusing():
                 folder = of_first_rank(
