@@ -8,7 +8,6 @@
 # however often a chunk is made.
 from __future__ import annotations
 
-import collections
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -176,9 +175,7 @@ class Program:
             chainer.Variable(array, requires_grad=self._wants(source))
             for source, array in zip(incoming, arrays, strict=True)])
         values: dict[Source, Any] = dict(zip(incoming, inputs, strict=True))
-        uses: collections.Counter[Any] = collections.Counter()
         numbers: dict[int, int] = {}
-        inner: set[Any] = set()
         found: dict[str, Any] = {}
         with intercepting(_MAKING), self.names.reporter.scope(found):
             for number, of in enumerate(layout.chunks):
@@ -199,10 +196,6 @@ class Program:
                                      'forward pass; pass recompute=False')
                 node, arguments = self._ready(call, values, is_first)
                 numbers[id(node)] = number
-                uses.update({x._node for x in arguments
-                             if isinstance(x, chainer.Parameter)})
-                inner.update(self.names.parameters[name].node
-                             for name in call.figures.inner)
                 self._make(number, call, node, arguments, values)
         outputs = tuple([
             values[one] for one in layout.outgoing[chunk]
@@ -228,10 +221,8 @@ class Program:
             number = numbers.get(id(function))
             return name if number is None else (
                 f'{calls[number].name} in {calls[number].link}, on {name}')
-        tape = Tape(inputs, outputs, {
-            node: count for node, count in uses.items() if node not in inner},
-            describe=describe, numbers=numbers)
-        return tape, tuple([one.array for one in outputs]), normalised
+        return (Tape(inputs, outputs, describe, numbers),
+                tuple([one.array for one in outputs]), normalised)
 
     def _ready(self, call: RecordedCall, values: dict, is_first: bool
                ) -> tuple[Any, tuple]:

@@ -1,9 +1,9 @@
 """The way back through a graph, and the sums of parameters' gradients."""
-# Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) writes the
-# gradients of parameters at its end.  `Tape` makes the same sums; but each
-# parameter's gradient is handed over when all functions that use it are
-# through, and those of weights, which no other function needs, can be put off:
-# for the weight half of a zero-bubble schedule, or as factors.
+# Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) sums the
+# gradients of each parameter, and writes them at its end.  `Tape` hands each
+# of them over as soon as a function has made it, so that none is kept, and
+# those of weights, which no other function needs, can be put off: for the
+# weight half of a zero-bubble schedule, or as factors.
 #
 # A gradient of a fully connected layer's weight is a product of two matrices,
 # g^T x.  For several small micro-batches it is one product of what they have
@@ -60,9 +60,6 @@ class Tape:
     Args:
         inputs: Variables without creator.
         outputs: Of the graph; an input may be one.
-        uses: How many functions use a parameter, by its node: the gradient
-            is handed over when all of them are through.  Gradients of the
-            other parameters are handed over at the end.
         describe: Names the layer or call that has made a function.
         numbers: In which order functions were called, by their ids; None:
             Chainer's order.
@@ -70,12 +67,10 @@ class Tape:
 
     def __init__(self, inputs: tuple[chainer.Variable, ...],
                  outputs: tuple[chainer.Variable, ...],
-                 uses: Mapping[Any, int] | None = None,
                  describe: Callable[[Any], str] = lambda function: '',
                  numbers: Mapping[int, int] | None = None) -> None:
         self._inputs = tuple([variable.node for variable in inputs])
         self._outputs = tuple([output.node for output in outputs])
-        self._uses = dict(uses or {})
         self._describe, self._numbers = describe, numbers
         self._now: Any = None       # the function that was visited last
         self._gradients: dict[Any, list[Any]] = {}
@@ -97,22 +92,20 @@ class Tape:
         functions are left to :meth:`backward_weight`.
         """
         self._taker = taker
-        starts: dict[Any, Any] = {}
-        for node, gradient in zip(self._outputs, gradients, strict=True):
-            if gradient is not None and node.requires_grad:
-                starts[node] = (starts[node] + gradient if node in starts
-                                else gradient)
-        for node, gradient in starts.items():
-            self._gradients[node] = [chainer.Variable(gradient,
-                                                      requires_grad=False)]
-            self._push(node)
+        starts = [(node, gradient) for node, gradient in zip(
+            self._outputs, gradients, strict=True)
+            if gradient is not None and node.requires_grad]
         if starts:
-            with _quietly(*starts.values()):
+            with _quietly(*[gradient for _, gradient in starts]):
+                for node, gradient in starts:
+                    self._gradients.setdefault(node, []).append(
+                        chainer.Variable(gradient, requires_grad=False))
+                    self._go_on(node)
                 while self._functions:
                     self._visit(heapq.heappop(self._functions)[2], defer)
-                self._end()
-        return tuple([None if found is None else found.array for found in [
-            _sum(self._gradients.pop(node, None)) for node in self._inputs]])
+        found = [_sum(self._gradients.get(node)) for node in self._inputs]
+        self._gradients.clear()
+        return tuple([None if one is None else one.array for one in found])
 
     def backward_weight(self) -> None:
         """Computes what :meth:`backward` with ``defer`` left out."""
@@ -120,11 +113,14 @@ class Tape:
         for function, indexes, gradients in later:
             with _quietly(*[gradient.array for gradient in gradients]):
                 self._apply(function, indexes, gradients)
-        self._end()
 
-    def _push(self, node: Any) -> None:
-        function = node._creator_node
-        if function is not None and function not in self._seen:
+    def _go_on(self, node: Any) -> None:
+        """A variable has got a gradient; that of a parameter is handed over.
+        """
+        parameter, function = _parameter(node), node._creator_node
+        if parameter is not None:
+            self._taker.take(parameter, _sum(self._gradients.pop(node)).array)
+        elif function is not None and function not in self._seen:
             after = (function.rank if self._numbers is None
                      else self._numbers[id(function)])
             heapq.heappush(self._functions,
@@ -165,11 +161,7 @@ class Tape:
                     chainer.variable._check_grad_type(function, node, True,
                                                       array)
             if found:
-                self._push(node)
-            if node in self._uses:
-                self._uses[node] -= 1
-                if self._uses[node] == 0:
-                    self._hand_over(node)
+                self._go_on(node)
 
     def _apply_linear(self, function: Any, indexes: list[int],
                       gradients: tuple) -> list[int]:
@@ -180,38 +172,18 @@ class Tape:
         if self._taker.take_product is None or is_watched(function):
             return indexes
         gradient, = gradients
-        nodes = [function.inputs[index] for index in indexes if index]
-        parameters = [_parameter(node) for node in nodes]
+        parameters = [_parameter(function.inputs[index])
+                      for index in indexes if index]
         x, weight = [variable.array
                      for variable in function.get_retained_inputs()]
-        if gradient is None or 1 not in indexes or any(
-                parameter is None or self._uses.get(node) != 1
-                or self._gradients.get(node)
-                for node, parameter in zip(nodes, parameters, strict=True)
-        ) or not all(
+        if gradient is None or 1 not in indexes or any([
+                parameter is None for parameter in parameters]) or not all(
                 type(array) is numpy.ndarray and array.dtype == numpy.float32
                 for array in (gradient.array, x, weight)):
             return indexes
-        for node in nodes:
-            self._uses[node] = 0
         self._taker.take_product(*parameters, *[None] * (2 - len(parameters)),
                                  gradient.array, x)
         return [index for index in indexes if index == 0]
-
-    def _hand_over(self, node: Any) -> None:
-        gradient = _sum(self._gradients.pop(node))
-        variable = node.get_variable_or_none()
-        if gradient is not None and isinstance(variable, chainer.Parameter):
-            self._taker.take(variable, gradient.array)
-
-    def _end(self) -> None:
-        """Hands over the gradients to which nothing more will be added."""
-        waiting = {function.inputs[index]
-                   for function, indexes, _ in self._put_off
-                   for index in indexes}
-        for node in tuple(self._gradients):
-            if node not in waiting and node not in self._inputs:
-                self._hand_over(node)
 
 
 @contextlib.contextmanager

@@ -5,9 +5,8 @@
 # of a step.
 #
 # An interceptor sees the functions of a part as they are called: it calls them
-# without Chainer's checks, counts how often they use a parameter, so that
-# `Tape` knows when its gradient is final, numbers them, so that it adds in the
-# same order whatever the cut, and notes which layer has called a function.
+# without Chainer's checks, numbers them, so that `Tape` adds in the same order
+# whatever the cut, and notes which layer has called a function.
 #
 # Where a part is to be run forward again before backward, the first pass
 # makes a graph that keeps no arrays: each function in it is a `_Later`, which
@@ -170,8 +169,7 @@ class LayersPart:
                     values = self._run(calls, micro_batch, variables, place)
                 if calls.again is not None:
                     calls.again.end(values)
-        return (Tape(variables, values, calls.final_uses(),
-                     describe=calls.describe, numbers=calls.numbers),
+        return (Tape(variables, values, calls.describe, calls.numbers),
                 tuple([value.array for value in values]))
 
     def _run(self, calls: _Pass, micro_batch: int,
@@ -205,8 +203,6 @@ class _Pass(Interceptor):
         # In which order functions were called, by their ids.
         self.numbers: dict[int, int] = {}
         self._names: list[str] = []         # of layers, by these numbers
-        self._uses: collections.Counter[Any] = collections.Counter()
-        self._inner: set[Any] = set()
         self._inside = False
 
     def seed(self, place: Place) -> None:
@@ -215,9 +211,8 @@ class _Pass(Interceptor):
         seed_at(place, self.part.xp)
 
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
-        parameters = self._parameters(inputs)
+        self._check_owners(inputs)
         if self._inside:        # of a function that calls others
-            self._inner.update(parameters)
             return call_unchecked(node, inputs, original)
         number = len(self._names)
         key = (number, type(node), *[(x.shape, x.dtype) for x in inputs])
@@ -236,19 +231,16 @@ class _Pass(Interceptor):
                 outputs = call_unchecked(node, inputs, original)
         finally:
             self._inside = False
-        self._uses.update(set(parameters))
         self.numbers[id(node)] = number
         self._names.append(self.now)
         if later:
             later.gave(outputs, number)
         return outputs
 
-    def _parameters(self, inputs: Any) -> list[Any]:
-        """Nodes of parameters; variables must be of this pass."""
-        found = []
+    def _check_owners(self, inputs: Any) -> None:
+        """Parameters must be of this rank, and variables of this pass."""
         for x in inputs:
             if isinstance(x, chainer.Parameter):
-                found.append(x.node)
                 if x.node in self.part.foreign:
                     raise ValueError(
                         f'it uses the parameter {x.name} of '
@@ -265,7 +257,6 @@ class _Pass(Interceptor):
                         'it uses a variable of another layer or of an '
                         'earlier batch; hand it on from layer to layer, as '
                         'one of a tuple')
-        return found
 
     def leave_out(self, labels: Any, label: int) -> None:
         if self.counts_all and bool(
@@ -278,11 +269,6 @@ class _Pass(Interceptor):
     def describe(self, function: Any) -> str:
         """The name of the layer that has called a function."""
         return self._names[self.numbers[id(function)]]
-
-    def final_uses(self) -> dict[Any, int]:
-        """How often a parameter is used, if all its gradient comes so."""
-        return {node: count for node, count in self._uses.items()
-                if node not in self._inner}
 
 
 # --- to be made again --------------------------------------------------------

@@ -1,9 +1,14 @@
-"""What the ranks of a step tell each other, above all of failures."""
+"""What the ranks of a step tell each other: failures, numbers, gradients."""
 # In each of its three meetings every rank of a step says something small and
 # hears what the others say.  Between them no rank waits for another one but
 # through channels, groups of batch normalisation, or ``add``, which is a
 # meeting itself.  So a rank that fails anywhere says so in place of whatever
 # the others say next, and all raise.
+#
+# Two decisions of Chainer's optimizers look at all parameters: the norm of the
+# gradient for clipping, and whether an update is skipped because a gradient is
+# not finite (dynamic loss scaling).  The hooks here make them over all stages.
+# Of a parameter that several stages use, all get the sum of its gradients.
 from __future__ import annotations
 
 import contextlib
@@ -12,7 +17,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
+import chainer
 import numpy
+from chainer.optimizer_hooks import GradientClipping, GradientNoise
 from mpi4py import MPI
 
 from ..mpi.agreement import Meeting, agree, digest
@@ -149,3 +156,153 @@ def show_traceback(comm: MPI.Comm) -> None:
         wait_until_read()
         # On its way from one node, what another prints may still overtake.
         time.sleep(0.2)
+
+
+# --- the optimizers ----------------------------------------------------------
+
+Add = Callable[[float], float]
+
+_NAME = 'whole model'
+
+
+def decide_together(optimizer: Any, add: Add) -> None:
+    """Makes an optimizer decide with those of the other stages.
+
+    ``add`` sums a number over the stages of a pipeline, on all ranks.  Call it
+    before every update, as hooks may have been added since the last.
+    """
+    hooks = optimizer._hookable._pre_update_hooks
+    if _NAME not in hooks:
+        optimizer.add_hook(_SkipTogether(), _NAME)
+        hooks.move_to_end(_NAME, last=False)
+    for name, hook in hooks.items():
+        # Chainer has a second class of it, chainer.optimizer's.
+        if type(hook).__call__ is GradientClipping.__call__:
+            hook = hooks[name] = _ClipTogether(hook)
+        if isinstance(hook, (_SkipTogether, _ClipTogether)):
+            hook.add = add          # an optimizer may get other ranks
+
+
+def decisions(optimizer: Any, stages: int, replicas: int = 1
+              ) -> dict[str, str]:
+    """The settings that the optimizers of all stages must share.
+
+    Raises ValueError for a hook that would look at one of several stages only,
+    or draw other numbers on each rank.
+    """
+    own, rules = _hooks(optimizer), [
+        pair for parameter in optimizer.target.params()
+        for pair in _hooks(parameter.update_rule)]
+    for name, hook in own + rules if stages * replicas > 1 else ():
+        if isinstance(hook, GradientNoise):
+            raise ValueError(
+                f'the hook {name!r}, a GradientNoise, would draw other noise '
+                'on each rank for a parameter that several of them have; '
+                'leave it out, or train with one process')
+    for name, hook in own if stages > 1 else ():
+        if not getattr(hook, 'call_for_each_param', False) and (
+                getattr(hook, '__module__', '').partition('.')[0]
+                not in ('chainer', 'chainer_fp8pipe')):
+            raise ValueError(
+                f'the hook {name!r}, a {type(hook).__name__}, would see the '
+                'parameters and gradients of one stage only; use chainer\'s '
+                'GradientClipping, which looks at all stages, or a hook of '
+                'each parameter (call_for_each_param = True)')
+    return {'the gradient clipping': ', '.join(
+        name for name, hook in own
+        if isinstance(hook, GradientClipping)) or 'none',
+        'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
+
+
+def _hooks(owner: Any) -> list[tuple[str, Any]]:
+    """Names and hooks of an optimizer or update rule."""
+    hookable = getattr(owner, '_hookable', None)
+    return [] if hookable is None else [
+        *hookable._pre_update_hooks.items(),
+        *hookable._post_update_hooks.items()]
+
+
+class _SkipTogether:
+    """All stages skip an update if one stage's gradient is not finite."""
+
+    timing, call_for_each_param = 'pre', False
+    add: Add
+
+    def __call__(self, optimizer: Any) -> None:
+        # Chainer has looked at this stage's gradients just before.
+        if optimizer._loss_scaling_is_dynamic:
+            skip = self.add(float(optimizer._loss_scaling_isnan)) > 0
+            optimizer._loss_scaling_isnan = skip
+            optimizer._loss_scaling_isnan_ever |= skip
+
+
+class _ClipTogether(GradientClipping):
+    """Chainer's clipping with the norm over all stages."""
+
+    add: Add
+
+    def __init__(self, hook: GradientClipping) -> None:
+        self._hook = hook       # whose threshold may be changed later
+
+    @property
+    def threshold(self) -> float:
+        return self._hook.threshold
+
+    def __call__(self, optimizer: Any) -> None:
+        parameters = list(optimizer.target.params(False))
+        part = getattr(optimizer.target, 'partition', None)
+        # What several stages have counts once.
+        norm = float(numpy.sqrt(self.add(sum(
+            _square_norm(parameter.grad) for parameter in (
+                part.counted() if part else parameters)))))
+        # As in Chainer, a norm that is not finite spoils all gradients.
+        rate = self.threshold / norm if norm else numpy.inf
+        if not rate >= 1:
+            for parameter in parameters:
+                with chainer.using_device(parameter.device):
+                    parameter.grad = (parameter.grad * rate).astype(
+                        parameter.dtype, copy=False)
+
+
+def _square_norm(gradient: Any) -> float:
+    flat = chainer.backends.cuda.to_cpu(gradient).reshape(-1)
+    # Summed in float64, which numpy.vdot would not do.
+    return float(numpy.einsum('i,i', flat, flat, dtype=numpy.float64,
+                              casting='safe'))
+
+
+@contextlib.contextmanager
+def tied_gradients(stage: int, ties: Mapping[int, tuple[int, ...]],
+                   model: chainer.Link, channels: Any,
+                   waits: Callable[[], Any]) -> Iterator[None]:
+    """A block in which one stage has the gradients of a parameter of several.
+
+    The first of its stages, its home, has the sum, which is averaged there
+    over replicas.  After the block the others get it, too: so the copies stay
+    the same, bit for bit.  ``ties`` has the stages of each tied parameter, by
+    its ``id``; parameters of ``model`` are in the same order on all ranks.
+    """
+    tied = {id(one): (one, *ties[id(one)])
+            for _, one in (model.namedparams() if ties else ())
+            if id(one) in ties}.values()
+
+    def send(to_home: bool) -> None:
+        for parameter, home, *others in tied:
+            for other in others if home == stage else [home]:
+                if (home == stage) != to_home:
+                    channels.sender(other).send((parameter.grad,))
+                    continue
+                gradient, = channels.receiver(other).receive()
+                if parameter.grad is None or not to_home:
+                    parameter.grad = gradient
+                elif gradient is not None:
+                    parameter.grad += gradient
+        channels.flush()        # an update may write to what was sent
+    with waits():
+        send(to_home=True)
+    for parameter, home, *_ in tied:
+        if home != stage:       # there is nothing to average
+            parameter.cleargrad()
+    yield
+    with waits():
+        send(to_home=False)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -84,6 +85,9 @@ def interleaved(rank: int, stages: int, micro_batches: int,
     on GPU Clusters Using Megatron-LM, SC 2021; there m is a multiple of d and
     all groups are of d.
     """
+    sizes = rank, stages, micro_batches, chunks
+    forward, backward = (_computations(kind, *sizes)
+                         for kind in (Kind.FORWARD, Kind.BACKWARD))
     warm_up = stages - 1 - rank
     if chunks > 1:
         # The first group, which is the largest, goes through all chunks of
@@ -91,9 +95,6 @@ def interleaved(rank: int, stages: int, micro_batches: int,
         # last rank and back.
         warm_up = (2 * warm_up
                    + (chunks - 1) * len(_groups(stages, micro_batches)[0]))
-    forward, backward = (
-        _computations(kind, rank, stages, micro_batches, chunks)
-        for kind in (Kind.FORWARD, Kind.BACKWARD))
     turns = max(0, len(forward) - warm_up)
     return [*forward[:warm_up],
             *chain(*zip(forward[warm_up:], backward[:turns], strict=True)),
@@ -126,12 +127,6 @@ def zero_bubble(rank: int, stages: int, micro_batches: int,
     return order + delayed
 
 
-def forwards(rank: int, stages: int, micro_batches: int,
-             chunks: int) -> list[Action]:
-    """Forward passes only; several chunks take turns as in interleaved."""
-    return _computations(Kind.FORWARD, rank, stages, micro_batches, chunks)
-
-
 def _computations(kind: Kind, rank: int, stages: int, micro_batches: int,
                   chunks: int) -> list[Action]:
     """All of one kind; backward the last chunk of a group comes first."""
@@ -146,17 +141,16 @@ def _groups(stages: int, micro_batches: int) -> list[range]:
     """Micro-batches that go through a chunk before the next chunk's turn.
 
     At least ``stages`` in each, so that the first one has been through all
-    ranks when it comes back; all of them if there are fewer than that.  Sizes
-    differ by one at most; the first is the largest.
+    ranks when it comes back; all of them if there are fewer than that.
     """
-    count = max(1, micro_batches // stages)
-    bounds = [-(-micro_batches * i // count) for i in range(count + 1)]
-    return [range(*pair) for pair in pairwise(bounds)]
+    return [range(*pair) for pair in bounds(
+        micro_batches, max(1, micro_batches // stages))]
 
 
-_ORDERS = {'gpipe': gpipe, '1f1b': interleaved,
-           'interleaved': interleaved, 'zero_bubble': zero_bubble,
-           'forward': forwards}
+_ORDERS: dict[str, Callable[..., list[Action]]] = {
+    'gpipe': gpipe, '1f1b': interleaved, 'interleaved': interleaved,
+    'zero_bubble': zero_bubble,
+    'forward': functools.partial(_computations, Kind.FORWARD)}
 
 #: Names of the training schedules.
 SCHEDULES = tuple(_ORDERS)[:-1]

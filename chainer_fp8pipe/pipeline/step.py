@@ -41,7 +41,14 @@ from .backprop import Arrays
 from .channel import describe
 from .layers import blame
 from .means import means
-from .meetings import Meetings, NotTraced, show_traceback
+from .meetings import (
+    Meetings,
+    NotTraced,
+    decide_together,
+    decisions,
+    show_traceback,
+    tied_gradients,
+)
 from .randomness import Place, preserved
 from .schedules import (
     Schedule,
@@ -50,7 +57,6 @@ from .schedules import (
     recomputed,
 )
 from .stage import BATCH, Channels, Stage
-from .whole_model import TiedGradients, decide_together, decisions
 
 
 class Pipeline:
@@ -123,8 +129,8 @@ class Pipeline:
         self.follow: Callable[[tuple[float, ...]], object] = lambda now: None
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
-        self._meetings = Meetings(grid.comm, functools.partial(
-            self.events.section, 'receive'))
+        self._waits = functools.partial(self.events.section, 'receive')
+        self._meetings = Meetings(grid.comm, self._waits)
         self._channels = self._new_channels()
         self._stage = Stage(self._channels, self.schedule.last_chunk, again,
                             self.events, self._adapter.parts())
@@ -244,7 +250,7 @@ class Pipeline:
         finally:        # the other replicas' last stages wait for it
             total = sum(weights)
             if train and self._is_last and self.grid.replicas > 1:
-                with self.events.section('receive'):
+                with self._waits():
                     # The mean over replicas divides once more.
                     total = (self.grid.data.allreduce(total)
                              / self.grid.replicas)
@@ -268,17 +274,14 @@ class Pipeline:
         spends an update on sending parameters.
         """
         optimizer = self.optimizer
-        tied = TiedGradients(self.grid.stage_index, self._adapter.tied(),
-                             self._model, self._channels)
-        with self.events.section('receive'):
-            tied.add_up()
-        if type(optimizer) is _MultiNodeOptimizer:
-            with self.events.section('exchange'):
-                optimizer.communicator.multi_node_mean_grad(
-                    self._model, optimizer.zero_fill)
-            optimizer = optimizer.actual_optimizer
-        with self.events.section('receive'):
-            tied.hand_back()
+        with tied_gradients(
+                self.grid.stage_index, self._adapter.tied(), self._model,
+                self._channels, self._waits):
+            if type(optimizer) is _MultiNodeOptimizer:
+                with self.events.section('exchange'):
+                    optimizer.communicator.multi_node_mean_grad(
+                        self._model, optimizer.zero_fill)
+                optimizer = optimizer.actual_optimizer
         named = self._adapter.report(means(everyone))
         # After an exchange the replicas have the same numbers: the first
         # one's count.
@@ -345,7 +348,7 @@ class Pipeline:
         if not meetings.broken:
             if grid.stage_index == 0:
                 batch = self._first_batch(step, read)
-            with self.events.section('receive'):
+            with self._waits():
                 batch = self._pass_on(batch)
         if meetings.error is None and batch.sizes:
             with meetings.noting():
@@ -402,7 +405,7 @@ class Pipeline:
                     show_traceback(self.grid.comm)
                     raise
         if step == 'train' and self.grid.replicas > 1:
-            with self.events.section('receive'):
+            with self._waits():
                 before = self.grid.data.allgather(sum(batch.sizes))[
                     :self.grid.replica_index]
             batch = batch._replace(first_sample=sum(before))

@@ -37,8 +37,8 @@ from ..intercept.training_objects import Originals, own_work
 from ..mpi import divisors
 from ..mpi.agreement import agree, raise_together
 from ..mpi.ranks import nodes_of
+from ..pipeline.meetings import decisions
 from ..pipeline.randomness import preserved
-from ..pipeline.whole_model import decisions
 from ..report.quantities import parse_seconds
 from ..training.unmodified.files import as_one_process
 from ..training.unmodified.job import first_batch

@@ -33,9 +33,8 @@ from ...intercept.function_calls import creating
 from ...intercept.training_objects import Originals
 from ...mpi.agreement import agree, raise_together
 from ...mpi.grid import ProcessGrid
-from ...pipeline.meetings import NotTraced
+from ...pipeline.meetings import NotTraced, decisions
 from ...pipeline.randomness import preserved
-from ...pipeline.whole_model import decisions
 from ..updater import (
     FollowingIterator,
     PipelineUpdater,
