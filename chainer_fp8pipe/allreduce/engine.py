@@ -31,7 +31,7 @@ from mpi4py import MPI
 from .. import formats
 from ..codecs import Codec, State, Tensors
 from ..mpi.finalizing import HeldRequest, keep_forever
-from ..mpi.functions import handle, library
+from ..mpi.ranks import handle, library
 from ..mpi.waiting import BRIEF, LONG, Pauses, Wait, waiting, world_ranks
 from ..report.stream import EventStream
 from .memory import WIDEST, SharedMemory

@@ -12,16 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from signal import Signals
 
-from ..command_line import Parser, as_type, count
+from ..command_line import Parser, count
 from ..report.launch_protocol import EARLIER, LAUNCHED
-from ..report.quantities import columns, counted, parse_seconds
+from ..report.quantities import columns, counted
 from ..report.quantities import seconds as in_words
 from .attempt import TICK, USAGE, Ending, noted_signals, run_job, say, show
 from .hosts import away, find_starter, read_hosts
 
 _SAME = 3       # starts in a row with the same failure of the script
-#: Seconds between starts at most, and between two questions to hosts.
-_LONGEST, _ASK = 300.0, 2.0
+#: Seconds between starts at most, between two questions to hosts, and until
+#: all of them must answer.
+_LONGEST, _ASK, _HOSTS = 300.0, 2.0, 3600.0
 #: A code above is that of a shell or of a signal.
 _LAST_CODE = 125
 
@@ -96,10 +97,6 @@ def _parser(environment: Mapping[str, str]) -> Parser:
         'file with a host a line: "name:4" for MPICH, "name slots=4" for Open '
         "MPI (default: this machine, or the allocation of Slurm's)")
     parser.add_argument(
-        '--wait-for-hosts', metavar='SECONDS', type=as_type(parse_seconds),
-        default=3600.0, help='until all of them answer at port 22 (default: '
-        '3600)')
-    parser.add_argument(
         '--restarts', metavar='N', type=count, default=20, help='starts in a '
         'row from the same place before it gives up (default: 20)')
     return parser
@@ -117,8 +114,8 @@ def _supervise(job: argparse.Namespace, received: Sequence[Signals]) -> int:
     token, end = secrets.token_hex(16), ''
     while not end:
         if not _wait_for_hosts(job, received):
-            end = ('gives up: hosts have not answered (--wait-for-hosts); '
-                   'take them out of the file')
+            end = ('gives up: hosts have not answered; take them out of the '
+                   'file')
         elif not received:
             ended.append(_start(job, ended, token, received))
             end = verdict(ended, job.restarts)
@@ -139,7 +136,7 @@ def _supervise(job: argparse.Namespace, received: Sequence[Signals]) -> int:
 def _wait_for_hosts(job: argparse.Namespace, received: Sequence[Signals]
                     ) -> bool:
     """Whether all answer, before the time is over or a signal comes."""
-    end, said = time.monotonic() + job.wait_for_hosts, ['']
+    end, said = time.monotonic() + _HOSTS, ['']
     while found := away(job.hosts):
         if found != said:
             say(f'without an answer: {", ".join(found)}; asking again')

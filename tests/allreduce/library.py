@@ -3,7 +3,7 @@ import contextlib
 import ctypes
 
 from chainer_fp8pipe.allreduce import engine, memory
-from chainer_fp8pipe.mpi import functions
+from chainer_fp8pipe.mpi import ranks
 
 import pytest
 
@@ -24,7 +24,7 @@ def unbuffered():
     """No send of an engine ends before its receive is there."""
     # Not the fixture, which would patch another process.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functions, 'SEND', 'MPI_Issend')
+        patch.setattr(ranks, 'SEND', 'MPI_Issend')
         patch.setattr(memory, '_machine', str)      # all are elsewhere
         yield
 
@@ -32,7 +32,7 @@ def unbuffered():
 @contextlib.contextmanager
 def recorded(events):
     """Appends ``('send' or 'receive', bytes)`` when a message is started."""
-    send, receive, testsome = functions.library().functions
+    send, receive, testsome = ranks.library().functions
 
     def recording(kind, address):
         original = _TRANSMIT(address)
@@ -54,7 +54,7 @@ def refused():
     def transmit(*arguments):
         return 1        # an error, MPI_ERR_BUFFER
     with pytest.MonkeyPatch.context() as patch:
-        library = functions.library()
+        library = ranks.library()
         address = ctypes.cast(transmit, ctypes.c_void_p).value
         _kept.append(transmit)
         refusing = library._replace(functions=(
@@ -107,7 +107,7 @@ class Silence:
 @contextlib.contextmanager
 def _instead(*replacements):
     _kept.append(replacements)
-    library = functions.library()._replace(functions=tuple(
+    library = ranks.library()._replace(functions=tuple(
         ctypes.cast(function, ctypes.c_void_p).value
         for function in replacements))
     with pytest.MonkeyPatch.context() as patch:

@@ -84,7 +84,6 @@ def test_a_line_is_divided_between_launcher_and_run(own, of_run):
     ('--communicator fp8 -n 2 {}', 'arguments are required: -n/--ranks'),
     ('-n 0 x', "-n/--ranks: '0' is not 1 or more"),
     ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere: No such'),
-    ('-n 2 --wait-for-hosts ever {}', "'ever' is no number of seconds"),
 ])
 def test_a_wrong_command_line_is_explained(tmp_path, capsys, monkeypatch,
                                            line, message):
@@ -178,8 +177,8 @@ def test_what_hangs_after_ranks_have_ended_is_ended(
 # --- hosts -------------------------------------------------------------------
 
 @pytest.mark.parametrize(('comes_back', 'seconds', 'code', 'words'), [
-    (False, '1', 1, 'gives up: hosts have not answered'),
-    (True, '100', 0, 'start 1: 4 ranks by MPICH\n')])
+    (False, 1, 1, 'gives up: hosts have not answered'),
+    (True, 100, 0, 'start 1: 4 ranks by MPICH\n')])
 def test_a_job_starts_as_soon_as_all_hosts_answer(
         launch, tmp_path, monkeypatch, comes_back, seconds, code, words):
     (tmp_path / 'hosts').write_text('localhost:2\n127.0.0.1:2\n')
@@ -188,9 +187,9 @@ def test_a_job_starts_as_soon_as_all_hosts_answer(
         asked.append(host) or host == 'localhost'
         or comes_back and len(asked) > 2))
     monkeypatch.setattr(launch_command, '_ASK', 0.1)
+    monkeypatch.setattr(launch_command, '_HOSTS', seconds)
     found, said = launch('', options=(
-        '-n', '4', '--hostfile', str(tmp_path / 'hosts'), '--wait-for-hosts',
-        seconds))
+        '-n', '4', '--hostfile', str(tmp_path / 'hosts')))
     assert found == code
     assert words in said
     assert said.count('without an answer: 127.0.0.1; asking again') == 1
