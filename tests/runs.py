@@ -7,9 +7,10 @@ from __future__ import annotations
 import contextlib
 import io
 import linecache
+import runpy
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from chainer_fp8pipe.intercept.training_objects import LIBRARIES
 from chainer_fp8pipe.training.unmodified import additions, launch
 
 import pytest
+from chainer.training.extensions import PrintReport
 from mpi4py import MPI
 
 
@@ -37,6 +39,8 @@ def _process(folder: Path) -> Iterator[tuple[io.StringIO, io.StringIO]]:
         # The lines of the tests are no script's.
         patch.setattr(additions, 'LIBRARIES', LIBRARIES | {'tests'})
         linecache.clearcache()
+        patch.setattr(PrintReport.__init__, '__defaults__',
+                      ('LogReport', out))
         # Ranks that share cores may be late.
         patch.setattr(launch, '_PATIENCE', 300)
         yield out, said
@@ -56,10 +60,31 @@ def run_here(comm: MPI.Comm, folder: Path, script: str, *options: Any
         folder.mkdir(exist_ok=True)
         (folder / 'script.py').write_text(script)
     comm.Barrier()
+    return _on_all(comm, folder, lambda: main(
+        ['run', *map(str, options), 'script.py']))
+
+
+def run_python(comm: MPI.Comm, folder: Path, script: Path | str,
+               *arguments: Any) -> SimpleNamespace:
+    """As :func:`run_here`, of a script's text or path, as Python runs it."""
+    path = script if isinstance(script, Path) else folder / 'script.py'
+    if comm.rank == 0 and path is not script:
+        path.write_text(script)
+    comm.Barrier()
+
+    def run() -> None:
+        sys.argv = [str(path), *map(str, arguments)]
+        sys.path.insert(0, str(path.parent))
+        runpy.run_path(str(path), run_name='__main__')
+    return _on_all(comm, folder, run)
+
+
+def _on_all(comm: MPI.Comm, folder: Path, run: Callable[[], Any]
+            ) -> SimpleNamespace:
     code: Any = 0
     with _process(folder) as (out, said):
         try:
-            main(['run', *map(str, options), 'script.py'])
+            run()
         except SystemExit as end:
             code = end.code or 0
         except Exception:

@@ -1,14 +1,10 @@
 """The pages say what the code does, and their code blocks run."""
 import ast
 import doctest
-import functools
 import importlib
 import json
-import os
 import re
-import runpy
 import shlex
-import shutil
 import textwrap
 from pathlib import Path
 from typing import NamedTuple
@@ -23,11 +19,13 @@ from chainer_fp8pipe.launcher import launch_command
 from chainer_fp8pipe.pipeline.schedules import SCHEDULES, make_schedule
 from chainer_fp8pipe.report import page as report
 
+import chainer
 import numpy
 import pytest
 
 from tests.pipeline.graphs import peak_live
 from tests.ranks import on_ranks, run_script
+from tests.runs import run_alone, run_here, run_python
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / 'docs'
@@ -86,12 +84,19 @@ def rows_of(page):
     return rows
 
 
-def run(directory, code, *arguments, ranks=2):
+def run(directory, code, ranks=2):
     script = directory / 'script.py'
     script.write_text(code)
-    done = run_script(ranks, script.name, *arguments, cwd=directory)
+    done = run_script(ranks, script.name, cwd=directory)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def ran(comm, folder, code, *arguments):
+    """What a script prints on these ranks, which are all."""
+    done = run_python(comm, folder, code, *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.replace('\x1b[J', '')
 
 
 # --- code blocks -------------------------------------------------------------
@@ -119,15 +124,7 @@ ALONE = pytest.mark.parametrize('code', [
 @ALONE
 @on_ranks(2)
 def test_a_python_block_runs_on_two_ranks(comm, code, tmp_path):
-    script = tmp_path / f'script{comm.rank}.py'
-    script.write_text(code)
-    before = os.getcwd()
-    os.chdir(tmp_path)
-    try:
-        runpy.run_path(str(script), run_name='__main__')
-        comm.Barrier()          # both are done with the folder
-    finally:
-        os.chdir(before)
+    ran(comm, tmp_path, code)
 
 
 @ALONE
@@ -274,144 +271,132 @@ def accuracy(printed):
     return float(re.findall(r'3 +[\d.]+ +([\d.]+)', printed)[-1])
 
 
-def test_with_two_lines_changed_the_tours_script_learns(tmp_path):
-    code = changed_script()
-    assert accuracy(run(tmp_path, epochs(code))) > 0.85
-    assert code.count('chainer_fp8pipe') == 2
+@on_ranks(2)
+def test_the_tours_script_learns_unmodified_and_with_two_lines_changed(
+        comm, tmp_path):
+    assert changed_script().count('chainer_fp8pipe') == 2
+    found = [run_python(comm, tmp_path, epochs(changed_script()))]
+    for line in block('first_steps', 'unmodified').splitlines():
+        *options, script = re.fullmatch(
+            r'\$ mpiexec -n \d python -m chainer_fp8pipe run (.*)',
+            line)[1].split()
+        assert script == 'train.py'
+        found.append(run_here(comm, tmp_path, epochs(
+            block('first_steps', 'train')), *options))
+    for done in found:
+        assert done.returncode == 0, done.stderr
+        assert accuracy(done.stdout) > 0.85
 
 
-@pytest.mark.parametrize('line', [
-    line[2:] for line in block('first_steps', 'unmodified').splitlines()])
-def test_a_command_of_the_tour_trains_the_unmodified_script(line, tmp_path):
-    (tmp_path / 'train.py').write_text(epochs(
-        block('first_steps', 'train')))
-    launcher, arguments = line.split(' python ')
-    assert re.fullmatch(r'mpiexec -n \d', launcher)
-    done = run_script(2, *arguments.split(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert accuracy(done.stdout) > 0.85
-
-
-def test_the_tours_reports_and_snapshots_are_written(tmp_path):
+@on_ranks(4)
+def test_the_tours_reports_and_snapshots_are_written(comm, tmp_path):
     code = with_parts(changed_script(), 'train-reports', 'train-resume')
     code = code.replace("['epoch',", "['comm/bytes', 'epoch',")
     # An epoch has 32 updates, the very first of which only broadcasts.
     code = code.replace("('fp8')", "('fp8', warmup=31)")
-    first = run(tmp_path, epochs(code), ranks=4)
-    reported = re.findall(r'^([\d.]+) +\d ', first.replace('\x1b[J', ''),
-                          re.MULTILINE)
-    warm_up, chosen, later = map(float, reported)
+    first = ran(comm, tmp_path, epochs(code))
+    found = re.findall(r'^([\d.]+) +\d ', first, re.MULTILINE)
+    warm_up, chosen, later = map(float, found)
     page = ' '.join((DOCS / 'first_steps.rst').read_text().split())
     stated = [int(number.replace(',', '')) for number in re.search(
         r'is ([\d,]+) in the float32 warm-up and ([\d,]+) after it\. Updates '
         r'that choose new scales send (\d+) bytes more', page).groups()]
     assert warm_up == stated[0]
     # A scale is also chosen when a mean has left its range.
-    for found in chosen, later:
-        assert stated[1] - 8 <= found <= stated[1] + stated[2]
+    for one in chosen, later:
+        assert stated[1] - 8 <= one <= stated[1] + stated[2]
     for name in ('compression.json', 'snapshot_iter_64.ranks',
                  'snapshot_iter_96.ranks'):
         assert (tmp_path / 'result' / name).exists(), name
-    second = run(tmp_path, epochs(code, 4), '--resume', ranks=4)
-    assert re.search(r'^[\d.]+ +4 ', second.replace('\x1b[J', ''), re.M)
+    second = ran(comm, tmp_path, epochs(code, 4), '--resume')
+    assert re.search(r'^[\d.]+ +4 ', second, re.M)
     assert (tmp_path / 'result' / 'snapshot_iter_128.ranks').exists()
 
 
-# --- the script of the page on pipelines -------------------------------------
+# --- the scripts of the pages on pipelines and on any Chain ------------------
 
-def reported(printed):
+def rows(printed):
     """The numbers in each row of ``PrintReport``."""
     return [[float(cell) for cell in row.split()] for row in re.findall(
         r'^(\d+(?: +[\d.e-]+)+) *$', printed.replace('\x1b[J', ''), re.M)]
 
 
-@functools.lru_cache
 def script(*names):
     """The page's script, with other blocks before ``trainer.run()``."""
     return epochs(with_parts(block('pipeline', 'pipeline-train'), *names,
                              page='pipeline'))
 
 
-@pytest.fixture(scope='module')
-def whole_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp('whole')
+def check_serial(found, folder, code):
+    """The rows of a script without ranks, whose last number is accuracy."""
+    code = code.replace('COMM_WORLD', 'COMM_SELF')
+    expected = rows(run_alone(folder / 'serial', code)['stdout'])
+    assert len(expected) > 2
+    assert expected[-1][-1] > 0.9
+    for row, other in zip(rows(found), expected, strict=True):
+        assert row == pytest.approx(other, rel=5e-3)
 
 
-@pytest.fixture(scope='module')
-def whole_run(whole_folder):
-    """What the script prints on three ranks, never interrupted; it predicts.
-    """
-    return run(whole_folder, script() + block('pipeline', 'pipeline-predict')
-               + '    print(y.tolist())\n', ranks=3)
+@on_ranks(3)
+def test_a_pipeline_does_what_its_page_shows(comm, tmp_path):
+    """Numbers of the serial script, a table, a model that is loaded."""
+    printed = ran(comm, tmp_path, script() + block(
+        'pipeline', 'pipeline-predict') + '    print(y.tolist())\n')
+    assert block('pipeline', 'pipeline-placement') in printed
+    assert '(7, 2)' in printed
+    if comm.rank:
+        return
+    check_serial(printed, tmp_path, changed(
+        script(), block('pipeline', 'pipeline-lines'), ' +', ' -'))
+    load = block('pipeline', 'pipeline-load').replace('_256', '_96')
+    alone = run_alone(tmp_path, script().partition('model = Net()')[0] + load)
+    with chainer.using_config('train', False):
+        y = alone['model'](alone['points'][:7].astype('f')).array
+    numpy.testing.assert_allclose(
+        json.loads(printed.splitlines()[-1]), y, 1e-4, 1e-5)
 
 
-def test_a_pipeline_reports_what_the_serial_script_reports(
-        whole_run, tmp_path):
-    serial = changed(script(), block('pipeline', 'pipeline-lines'),
-                     ' +', ' -')
-    assert 'StandardUpdater' in serial
-    expected = reported(run(tmp_path, serial, ranks=1))
-    assert len(expected) == 3
-    assert expected[-1][-1] > 0.95      # accuracy
-    for found, row in zip(reported(whole_run), expected, strict=True):
-        assert found == pytest.approx(row, rel=5e-3)
+def resumed():
+    return script('pipeline-timeline', 'pipeline-resume')
 
 
-def test_the_table_of_the_pipelines_layers_is_what_is_printed(whole_run):
-    assert block('pipeline', 'pipeline-placement') in whole_run
-
-
-def test_the_pipelines_snapshot_moves_to_other_ranks(whole_run, tmp_path):
-    parts = script('pipeline-timeline', 'pipeline-resume')
-    first = parts.replace("(3, 'epoch')", "(2, 'epoch')")
-    run(tmp_path, first, ranks=2)
+@pytest.fixture
+def by_two(tmp_path):
+    """A folder with a snapshot of two ranks after two epochs."""
+    run(tmp_path, resumed().replace("(3, 'epoch')", "(2, 'epoch')"))
     for name in 'timeline.svg', 'timeline.json':
         assert (tmp_path / 'result' / name).exists()
-    for ranks in 3, 1:
-        place = tmp_path / str(ranks)
-        shutil.copytree(tmp_path / 'result', place / 'result')
-        printed = run(place, parts, '--resume', ranks=ranks)
-        assert reported(printed) == reported(whole_run)
+    return tmp_path
 
 
-def test_the_whole_model_is_read_from_a_pipelines_snapshot(
-        whole_run, whole_folder):
-    load = block('pipeline', 'pipeline-load').replace('_256', '_96')
-    loaded = run(whole_folder, script().partition('model = Net()')[0] + load
-                 + textwrap.dedent("""
-        x = points[:7].astype(numpy.float32)
-        with chainer.using_config('train', False):
-            print(model(x).array.tolist())
-        """), ranks=1)
-    assert '(7, 2)' in whole_run
-    assert numpy.array(json.loads(whole_run.splitlines()[-1])) == (
-        pytest.approx(numpy.array(json.loads(loaded)), rel=1e-4, abs=1e-5))
+@on_ranks(3)
+def test_the_pipelines_snapshot_moves_to_other_ranks(comm, by_two):
+    found = ran(comm, by_two, resumed(), '--resume')
+    if comm.rank == 0:
+        (by_two / 'whole').mkdir()
+    comm.Barrier()
+    assert rows(found) == rows(ran(comm, by_two / 'whole', resumed()))
 
 
-def test_the_pipelines_script_becomes_one_with_replicas(tmp_path):
-    code = changed(script(), block('pipeline', 'hybrid-lines'))
-    printed = run(tmp_path, code, ranks=4)
+@on_ranks(4)
+def test_the_pipelines_script_becomes_one_with_replicas(comm, tmp_path):
+    printed = ran(comm, tmp_path, changed(
+        script(), block('pipeline', 'hybrid-lines')))
     assert ', on stage 1,' in printed
-    assert reported(printed)[-1][-1] > 0.95
+    assert rows(printed)[-1][-1] > 0.95
 
 
-# --- the script of the page on any Chain -------------------------------------
-
+@on_ranks(3)
 def test_a_partitioned_chain_reports_what_the_serial_script_reports(
-        tmp_path):
+        comm, tmp_path):
     code = block('partition', 'partition-train')
-    parts = with_parts(code, 'partition-save', page='partition')
-    found = run(tmp_path, parts, ranks=3)
+    found = ran(comm, tmp_path, with_parts(
+        code, 'partition-save', page='partition'))
     assert found.startswith('Classifier: 3 stages, 1f1b with 4 micro-batches')
     serial = changed(code, block('partition', 'partition-lines'))
     assert 'partition(' not in serial
-    place = tmp_path / 'serial'
-    place.mkdir()
-    expected = reported(run(place, serial, ranks=1))
-    assert len(expected) == 4
-    assert expected[-1][-1] > 0.9       # accuracy
-    for row, other in zip(reported(found), expected, strict=True):
-        assert row == pytest.approx(other, rel=5e-3)
+    if comm.rank == 0:
+        check_serial(found, tmp_path, serial)
 
 
 # --- tables ------------------------------------------------------------------

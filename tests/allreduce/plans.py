@@ -15,21 +15,7 @@ from chainer_fp8pipe.allreduce.plan import (
     Instruction,
     Opcode,
     Plan,
-    aggregator,
-    compose,
-    direct,
-    ring,
-    torus2d,
 )
-
-from hypothesis import strategies as st
-
-
-def usual_plan(row, ranks):
-    """A row's plan for so many hosts of one rank, with usual options."""
-    usual = {'shape': (0, 0), 'aggregators': 1}
-    return row.plan and row.plan([[rank] for rank in range(ranks)], **{
-        option: usual[option] for option in row.options})
 
 
 def halving(ranks: int) -> Plan:
@@ -190,40 +176,3 @@ def _is_last(reduce, place):
               for block in range(action.start, action.stop)]
     return len({*blocks}) == len(blocks) and all(
         action.kind is Opcode.ENCODE for action in rest)
-
-
-@st.composite
-def plans(draw, ranks=16):
-    """A plan of at most so many ranks."""
-    kind = draw(st.sampled_from(['one', 'torus', 'two', 'three']))
-    if kind == 'one':
-        return draw(simple(ranks))
-    rows = draw(st.integers(1, max(1, ranks // 2)))
-    columns = draw(st.integers(1, max(1, ranks // rows)))
-    if kind == 'torus':
-        return torus2d(rows, columns)
-    servers = draw(st.integers(0, ranks - rows * columns))
-    outer = (aggregator(columns, servers) if servers else usual_plan(draw(
-        st.sampled_from([row for row in TABLE.values() if row.plan
-                         and row.two_level and not row.has_servers])
-        ), columns))
-    inner = draw(st.sampled_from([direct, ring]))(rows)
-    plan = compose(inner, outer, lambda member, group: group * rows + member,
-                   draw(st.booleans()))
-    if kind == 'three' and not servers and 2 * plan.ranks <= ranks:
-        plan = compose(plan, ring(2),
-                       lambda member, group: 2 * member + group,
-                       draw(st.booleans()))
-    return plan
-
-
-@st.composite
-def simple(draw, ranks):
-    """A plan of a row of the table."""
-    row = draw(st.sampled_from([
-        row for row in TABLE.values() if row.plan]))
-    if row.has_servers and ranks > 1:
-        workers = draw(st.integers(1, ranks - 1))
-        return aggregator(workers, draw(st.integers(1, ranks - workers)))
-    return usual_plan(row.has_servers and TABLE['direct'] or row,
-                      draw(st.integers(1, ranks)))

@@ -48,7 +48,7 @@ def test_an_outlier_is_over_with_its_update(comm, name, options, at):
     communicator = made(comm, name, options)
     if communicator is None:
         return
-    for outlier in 1e30, 1e5, 1e3, 7.9, 3.3, 0.7, 0.05:
+    for outlier in 1e30, 1e5, 7.9, 3.3, 0.05:
         if name.startswith('int') and outlier > 1e6:
             continue        # no scale is large enough: an error
         model, late = fresh(), []

@@ -9,7 +9,8 @@ import numpy
 import pytest
 from chainer.dataset import concat_examples
 
-from tests.ranks import run_script
+from tests.ranks import on_ranks, run_script
+from tests.runs import run_python
 
 from .runs import EXAMPLES, module
 
@@ -83,37 +84,37 @@ def test_it_says_at_the_end_what_it_showed(name, whole):
     assert log[-1]['epoch'] == len(log)
 
 
-@every
-def test_help_names_every_option_once(name):
-    done = run_script(2, EXAMPLES / f'{name}.py', '--help')
-    assert done.returncode == 0
-    assert done.stdout.startswith('usage: mpiexec -n RANKS python ')
-    for option in '--epoch N', '--batchsize N', '--lr RATE', '--resume':
-        assert done.stdout.count(f'\n  {option} ') == 1
-    # What each is and, but for --resume, its default.
-    shown = re.split(r'^  --', done.stdout, flags=re.M)[1:]
-    assert len(shown) > 7
-    assert [text for text in shown if '(default' not in ' '.join(
-        text.split())] == [text for text in shown if text[:6] == 'resume']
+@on_ranks(2)
+def test_help_names_every_option_once(comm, tmp_path):
+    for name in RUNS:
+        done = run_python(comm, tmp_path, EXAMPLES / f'{name}.py', '--help')
+        assert done.returncode == 0
+        assert done.stdout.startswith('usage: mpiexec -n RANKS python ')
+        for option in '--epoch N', '--batchsize N', '--lr RATE', '--resume':
+            assert done.stdout.count(f'\n  {option} ') == 1
+        # What each is and, but for --resume, its default.
+        shown = re.split(r'^  --', done.stdout, flags=re.M)[1:]
+        assert len(shown) > 7
+        assert [text for text in shown if '(default' not in ' '.join(
+            text.split())] == [text for text in shown if text[:6] == 'resume']
 
 
-@pytest.mark.parametrize(('name', 'arguments', 'message'), [
-    ('train_digits', ['--epoch', '0'],
-     "'0' is not a whole number of at least 1"),
-    ('train_digits', ['--network', 'x'], "invalid choice: 'x'"),
-    ('train_digits', ['--communicator', 'fp9'],
-     "no communicator is called 'fp9'"),
-    ('train_divisible', ['--pipeline', '3'],
-     'pipeline=3 does not divide the 2 ranks'),
-    ('train_large', ['--width', '64', '--memory', '1 MB'],
-     'fits into 1 MB per rank'),
-    ('train_images', ['--images', 'nowhere'], 'nowhere')])
-def test_a_wrong_value_ends_all_ranks_with_its_reason(
-        tmp_path, name, arguments, message):
-    done = run_script(2, EXAMPLES / f'{name}.py', *arguments, '--out',
-                      tmp_path / 'out')
-    assert done.returncode != 0
-    assert message in done.stderr
+@on_ranks(2)
+def test_a_wrong_value_ends_all_ranks_with_its_reason(comm, tmp_path):
+    for name, arguments, message in (
+            ('train_digits', ['--epoch', '0'],
+             "'0' is not a whole number of at least 1"),
+            ('train_digits', ['--network', 'x'], "invalid choice: 'x'"),
+            ('train_digits', ['--communicator', 'fp9'],
+             "no communicator is called 'fp9'"),
+            ('train_divisible', ['--pipeline', '3'],
+             'pipeline=3 does not divide the 2 ranks'),
+            ('train_large', ['--width', '64', '--memory', '1 MB'],
+             'fits into 1 MB per rank'),
+            ('train_images', ['--images', 'nowhere'], 'nowhere')):
+        done = run_python(comm, tmp_path, EXAMPLES / f'{name}.py', *arguments)
+        assert done.returncode != 0
+        assert message in done.stderr
 
 
 @pytest.mark.parametrize('name', ['train_digits'])
