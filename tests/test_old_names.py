@@ -134,12 +134,13 @@ def found(imported, text):
      'found = round(float(y.array[0, 0]), 3)', 3.),
     ('import chainer.functions as F, numpy\n'
      'model = F.Linear(2, 1, wscale=0, bias=3)\n'
-     'loss = F.sum(model(numpy.zeros((1, 2), "f")))\nloss.backward()\n'
      'optimizer = chainer.optimizers.SGD().setup(model)\n'
-     'optimizer.weight_decay(1)\noptimizer.clip_grads(2)\n'
-     'found = [float(loss.data), float(model.b.grad)]\n'
-     'optimizer.zero_grads()\nfound.append(model.b.grad)',
-     [3., 2., None]),
+     'optimizer.zero_grads()\n'
+     'loss = F.sum(model(numpy.zeros((1, 2), "f")))\nloss.backward()\n'
+     'optimizer.weight_decay(1)\nfound = [float(model.b.grad)]\n'
+     'optimizer.clip_grads(2)\n'
+     'found += [float(loss.data), round(float(model.b.grad), 4)]',
+     [4., 3., 2.]),
     ('import chainer.functions as F, numpy\nfound = float('
      'F.softmax_cross_entropy(numpy.zeros((1, 1), "f"), '
      'numpy.zeros(1, "i"), use_cudnn=False).data)', 0.),
