@@ -116,7 +116,7 @@ def found(imported, text):
      'model = chainer.FunctionSet(a=L.Linear(1, 1))\n'
      'model.b = L.Linear(1, 1)\n'
      'found = [name for name, _ in '
-     'pickle.loads(pickle.dumps(model)).namedparams()]',
+     'pickle.loads(pickle.dumps(model.collect_parameters())).namedparams()]',
      ['/a/W', '/a/b', '/b/W', '/b/b']),
     ('import chainer.functions as F\n'
      'from chainer.functions.pooling import max_pooling_2d as m\n'
