@@ -40,7 +40,17 @@ def main(arguments: Sequence[str]) -> int:
 
     SystemExit if an argument is wrong, ImportError without a library.
     """
-    parser = _parser()
+    parser = Parser(prog='python -m chainer_fp8pipe export',
+                    description=_DESCRIPTION)
+    add = parser.add_argument
+    add('model', metavar='MODEL', help='a file of save_npz or of snapshots')
+    add('--class', required=True, dest='model_class', metavar='WHERE:MODEL',
+        help='a module or a script, which is imported, not run, and a class '
+        "in it, or what makes the model: 'train.py:Net(100)'")
+    add('--example', required=True, metavar='FILE',
+        help='a batch: a .npy, or a .npz with the arguments of forward')
+    add('-o', '--output', metavar='FILE', help='the file to write (default: '
+        'MODEL with the ending .onnx)')
     options = parser.parse_args(arguments)
     for library in 'onnx', 'onnxruntime':   # before the model is computed
         importlib.import_module(library)
@@ -59,30 +69,12 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
-    parser = Parser(prog='python -m chainer_fp8pipe export',
-                    description=_DESCRIPTION)
-    add = parser.add_argument
-    add('model', metavar='MODEL', help='a file of save_npz or of snapshots')
-    add('--class', required=True, dest='model_class', metavar='WHERE:MODEL',
-        help='a module or a script, which is imported, not run, and a class '
-        "in it, or what makes the model: 'train.py:Net(100)'")
-    add('--example', required=True, metavar='FILE',
-        help='a batch: a .npy, or a .npz with the arguments of forward')
-    add('-o', '--output', metavar='FILE', help='the file to write (default: '
-        'MODEL with the ending .onnx)')
-    return parser
-
-
 def make_model(text: str) -> chainer.Link:
     """The model of ``--class``, whose module is imported, not run."""
     place, _, expression = text.partition(':')
     folder, name = os.path.split(os.path.abspath(place.removesuffix('.py')))
     sys.path.insert(0, folder)
-    with mock.patch.object(sys, 'argv', [place]), mock.patch.object(
-            chainer.training.Trainer, 'run', side_effect=RuntimeError(
-                f'{place} trains when it is imported; that belongs under "if '
-                '__name__ == \'__main__\':"')):
+    with mock.patch.object(sys, 'argv', [place]):
         module = importlib.import_module(name)
     model = eval(expression or 'None', {**vars(module)})
     model = model() if isinstance(model, type) else model
@@ -94,30 +86,29 @@ def make_model(text: str) -> chainer.Link:
 
 def load(model: chainer.Link, file: str) -> str:
     """Loads a model from where all its names are in a file; the place."""
-    serializer = chainer.serializers.DictionarySerializer()
-    serializer.save(model)
-    own = serializer.target
-    first = min(own, default='')
+    saved = chainer.serializers.DictionarySerializer()
+    saved.save(model)
+    own, found = saved.target, {}
+    last = max(own, default='')
     with numpy.load(file, allow_pickle=False) as archive:
-        found = []
-        for name in archive.files:
-            place = name.removesuffix(first)
+        for place in {name.removesuffix(last) for name in archive.files
+                      if name.endswith(last)}:
             keys = {key.removeprefix(place) for key in archive.files
                     if key.startswith(place)}
-            if place + first == name and place[-1:] in ('', '/') and (
-                    keys == own.keys()):
-                # Others of a snapshot may be None, which is a pickle.
-                arrays = {key: archive[place + key] for key in own}
-                # A parameter without values takes those of any shape.
-                if all(value.dtype == object or value.shape
-                       == arrays[key].shape for key, value in own.items()):
-                    found.append((place, arrays))
+            if place[-1:] not in ('', '/') or keys != own.keys():
+                continue
+            # Others of a snapshot may be None, which is a pickle.
+            arrays = {key: archive[place + key] for key in own}
+            # A parameter without values takes those of any shape.
+            if all(value.dtype == object or value.shape == arrays[key].shape
+                   for key, value in own.items()):
+                found[place] = arrays
     if len(found) != 1:
         raise ValueError(
             f'{file} has {len(found)} models with the parameters of --class '
             f'({", ".join(sorted(own))}) and their shapes; name class and '
             'arguments of the training')
-    (place, arrays), = found
+    (place, arrays), = found.items()
     chainer.serializers.NpzDeserializer(arrays).load(model)
     return place
 
@@ -125,17 +116,13 @@ def load(model: chainer.Link, file: str) -> str:
 def read_example(model: chainer.Link, file: str) -> _Arrays:
     """The arrays of a file, by the names of forward's parameters."""
     loaded = numpy.load(file, allow_pickle=False)
-    given = getattr(loaded, 'files', ['arr_0'])
+    given = {**loaded} if isinstance(loaded, Mapping) else {'arr_0': loaded}
     # ``__call__`` is what a class of Chainer 3 has.
-    names = [*inspect.signature(getattr(model, 'forward', model)).parameters]
-    for name, own in zip(given, names, strict=False):
-        if name != own and not name.startswith('arr_'):
-            raise ValueError(
-                f'{file} has arrays {", ".join(given)}; name them as forward '
-                f'does, in its order ({", ".join(names)}), or leave names out')
-    return dict(zip([*names, *given[len(names):]], (
-        [loaded[name] for name in given] if hasattr(loaded, 'files')
-        else [loaded]), strict=False))
+    forward = inspect.signature(getattr(model, 'forward', model))
+    arrays = (forward.bind(*given.values()) if 'arr_0' in given
+              else forward.bind(**given)).args
+    names = [*forward.parameters, *map('input_{}'.format, range(len(arrays)))]
+    return dict(zip(names, arrays, strict=False))
 
 
 def compute(model: chainer.Link, inputs: _Arrays) -> _Arrays:
@@ -154,28 +141,29 @@ def proven(model: chainer.Link, example: _Arrays) -> bytes:
     import onnx_chainer
     import onnxruntime
     draw = numpy.random.default_rng(0)
-    drawn = {name: draw.choice(x.reshape(-1), x.shape) * (
+    anew = {name: draw.choice(x.reshape(-1), x.shape) * (
         draw.uniform(0.3, 1.5, x.shape).astype(x.dtype)
         if x.dtype.kind == 'f' else x.dtype.type(1))
         for name, x in example.items()}
     cases = [(what, inputs, compute(model, inputs)) for what, inputs in (
-        ('the example', example), ('values drawn anew', drawn))]
+        ('the example', example), ('values drawn anew', anew))]
+    names = [*cases[0][2]]
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         made = onnx_chainer.export(
             model, (*example.values(),), opset_version=_OPSET,
-            input_names=[*example], output_names=[*cases[0][2]])
+            input_names=[*example], output_names=names)
     made.ir_version = _IR_VERSION
     graph = made.SerializeToString()
     session = onnxruntime.InferenceSession(
         graph, providers=['CPUExecutionProvider'])
     for what, inputs, outputs in cases:
-        found = session.run([*outputs], {
+        found = session.run(names, {
             one.name: inputs[one.name] for one in session.get_inputs()})
         part = numpy.max([       # NaN where one is
             abs(ours - theirs.astype(float)).max() / (abs(ours).max() or 1)
             for ours, theirs in zip(outputs.values(), found, strict=True)])
-        print(f'{what}: {", ".join(outputs)} differ by {part:.2g} of their '
+        print(f'{what}: {", ".join(names)} differ by {part:.2g} of their '
               'largest value')
         if not part <= _TOLERANCE:
             print(f'Not proven: it differs with {what}. What forward computes '
