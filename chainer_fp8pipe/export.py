@@ -97,8 +97,7 @@ def load(model: chainer.Link, file: str) -> str:
                     if key.startswith(place)}
             if place[-1:] not in ('', '/') or keys != own.keys():
                 continue
-            # Others of a snapshot may be None, which is a pickle.
-            arrays = {key: archive[place + key] for key in own}
+            arrays = {key: _read(archive, place + key) for key in own}
             # A parameter without values takes those of any shape.
             if all(value.dtype == object or value.shape == arrays[key].shape
                    for key, value in own.items()):
@@ -111,6 +110,13 @@ def load(model: chainer.Link, file: str) -> str:
     (place, arrays), = found.items()
     chainer.serializers.NpzDeserializer(arrays).load(model)
     return place
+
+
+def _read(archive: Mapping[str, numpy.ndarray], key: str) -> numpy.ndarray:
+    try:
+        return archive[key]
+    except ValueError:      # a pickle: Chainer's serializers have it for None
+        return numpy.asarray(None)
 
 
 def read_example(model: chainer.Link, file: str) -> _Arrays:

@@ -25,6 +25,7 @@ argparse.ArgumentParser().parse_args()      # of the script's own options
 class Net(chainer.Chain):
     def __init__(self, n_out=3, n_units=None):
         super().__init__()
+        self.add_persistent('kept', None)
         with self.init_scope():
             self.l1 = L.Linear(None, n_units or 5)
             self.l2 = L.Linear(None, n_out)

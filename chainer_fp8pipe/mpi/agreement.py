@@ -26,6 +26,17 @@ Waiter = Callable[[Callable[[], bool]], object]
 _PROBLEM = (1 << 64) - 1
 
 
+#: What all ranks of a communicator must have while one has it, by its name.
+in_common: list[tuple[MPI.Comm, str]] = []
+
+
+def with_common(comm: MPI.Comm, entries: Mapping[str, str]) -> dict[str, str]:
+    """Entries with what these ranks must have in common."""
+    return {**entries, **{
+        name: 'there' for ranks, name in in_common
+        if ranks and MPI.Comm.Compare(comm, ranks) != MPI.UNEQUAL}}
+
+
 def digest(entries: Mapping[str, str]) -> int:
     """63 bits of entries in their order."""
     found = hashlib.blake2b(
@@ -47,10 +58,11 @@ def agree(comm: MPI.Comm, entries: Mapping[str, str], problem: str = '',
         error: Class of the exception, which names ranks and entry.
         wait: How to wait.
     """
+    entries = with_common(comm, entries)
     if not are_equal(comm, _PROBLEM if problem else digest(entries),
                      wait) or problem:
         raise raised_by_all(error(_explain(
-            Meeting(comm, wait).say((problem, dict(entries))), remedy)))
+            Meeting(comm, wait).say((problem, entries)), remedy)))
 
 
 def raised_by_all(error: _Error) -> _Error:

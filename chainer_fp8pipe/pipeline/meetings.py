@@ -22,7 +22,7 @@ import numpy
 from chainer.optimizer_hooks import GradientClipping, GradientNoise
 from mpi4py import MPI
 
-from ..mpi.agreement import Meeting, agree, digest
+from ..mpi.agreement import Meeting, agree, digest, with_common
 from ..mpi.world import shown, wait_until_read
 from .channel import RemoteError
 
@@ -74,8 +74,8 @@ class Meetings:
             str(error) if str(error) and type(error) in (
                 ValueError, NotTraced) else f'{type(error).__name__}: {error}')
         texts, digests, values, untraced = zip(*self._exchange(comm, (
-            text, digest(entries), value, isinstance(error, NotTraced))),
-            strict=True)
+            text, digest(with_common(comm, entries)), value,
+            isinstance(error, NotTraced))), strict=True)
         if any(texts) or len(set(digests)) > 1:
             try:
                 agree(comm, entries, text, _SAME,

@@ -6,7 +6,8 @@
 #
 # A file gets its name when all of it is on the disk.  A snapshot is whole when
 # the files of all ranks are there and have the same identity.  The manifest in
-# a file has a digest of each value.  No value is a pickle: nothing is run.
+# a file has a digest of each value.  None is a pickle, as Chainer's load_npz
+# expects it; it is told by its digest here, and no pickle is ever read.
 from __future__ import annotations
 
 import contextlib
@@ -24,8 +25,10 @@ from numpy.lib import format as npy
 
 from ...report.record import written_whole
 
-_FORMAT = 9
+_FORMAT = 10
 _MANIFEST = 'job/manifest.json'
+#: What Chainer's serializers have for None.
+NONE = numpy.asarray(None)
 
 State = dict[str, numpy.ndarray]
 
@@ -73,7 +76,8 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str
             for key, value in state.items():
                 with archive.open(f'{key}.npy', 'w', force_zip64=True
                                   ) as member:
-                    npy.write_array(member, value, allow_pickle=False)
+                    npy.write_array(member, value,
+                                    allow_pickle=value.dtype == object)
             archive.writestr(_MANIFEST, json.dumps({
                 'format': _FORMAT, 'rank': rank, 'ranks': ranks,
                 'identity': identity, 'digests': {
@@ -86,8 +90,9 @@ def digest_of(value: numpy.ndarray) -> str:
     """BLAKE2b, 128 bits, of a value's dtype, shape and bytes."""
     found = hashlib.blake2b(f'{value.dtype.str} {value.shape}'.encode(),
                             digest_size=16)
-    found.update(numpy.asarray(value, order='C').reshape(-1).view(
-        numpy.uint8).data)
+    if value.dtype != object:       # which is None
+        found.update(numpy.asarray(value, order='C').reshape(-1).view(
+            numpy.uint8).data)
     return found.hexdigest()
 
 
@@ -113,6 +118,9 @@ def read(manifest: Manifest, keys: Iterable[str]) -> State:
     found = {}
     with _opened(manifest.path) as archive:
         for key in keys:
+            if manifest.digests[key] == digest_of(NONE):
+                found[key] = NONE
+                continue
             with archive.open(f'{key}.npy') as member:
                 found[key] = npy.read_array(member, allow_pickle=False)
             if digest_of(found[key]) != manifest.digests[key]:

@@ -10,23 +10,22 @@ import uuid
 import warnings
 import weakref
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
 import chainer
 import numpy
 from chainer import training
-from chainer.training import extension
+from chainer.training import extension, triggers
 from mpi4py import MPI
 
 from ...chains.saving import saving_parts
 from ...mpi import all_ranks
-from ...mpi.agreement import agree, raise_together
+from ...mpi.agreement import agree, in_common, raise_together
 from ...mpi.grid import grid_of
 from ...mpi.waiting import Wait, wait_until, waiting, world_ranks
 from ...report.record import written_whole
-from ..checks import check_count
-from ..triggers import Followed
 from . import file, state
 from .file import DamagedSnapshot, State, find_snapshots, iteration_of
 
@@ -34,6 +33,40 @@ from .file import DamagedSnapshot, State, find_snapshots, iteration_of
 _PATIENCE = 60.0
 
 _resumed = weakref.WeakSet[training.Trainer]()      # also without a snapshot
+
+
+class Followed:
+    """A trigger that fires where rank 0's does; all ranks must ask.
+
+    Clocks differ between ranks, and so may what an extension reports.
+
+    Args:
+        own: This rank's trigger.
+        comm: The ranks.
+        before: Called before each question.
+    """
+
+    def __init__(self, own: Any, comm: MPI.Comm,
+                 before: Callable[[], None] = lambda: None) -> None:
+        self.own = self.__wrapped__ = own
+        self._comm, self._before = comm, before
+
+    def __call__(self, trainer: training.Trainer) -> bool:
+        self._before()
+        fires = numpy.array([bool(self.own(trainer))])
+        if not counts(self.own):
+            # MPI's own wait would keep the core from other ranks.
+            wait_until(self._comm.Ibcast(fires).Test)
+        return bool(fires[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+def counts(trigger: Any) -> bool:
+    """Whether a trigger depends on the number of updates alone."""
+    return type(trigger) in (
+        triggers.IntervalTrigger, triggers.ManualScheduleTrigger, Followed)
 
 
 class Snapshot(extension.Extension):
@@ -63,7 +96,7 @@ class Snapshot(extension.Extension):
             must share it for a run that goes on with other ranks.
 
     Raises:
-        ValueError: ``retain`` is no positive integer.
+        ValueError: ``retain`` is less than 1.
         RuntimeError: On all ranks: after the first update, if a new run finds
             snapshots, which would be mixed with its own; later, if a value
             cannot be saved, or the last snapshot was not written.
@@ -75,8 +108,8 @@ class Snapshot(extension.Extension):
 
     def __init__(self, comm: Any, retain: int | None = None,
                  directory: str | None = None) -> None:
-        if retain is not None:
-            check_count('retain', retain)
+        if retain is not None and retain < 1:
+            raise ValueError(f'retain must be at least 1, not {retain}')
         self._comm, self._retain, self._directory = comm, retain, directory
         self._named = set[str]()        # in warnings
         # The folder that is being written, and what is not in it.
@@ -87,6 +120,9 @@ class Snapshot(extension.Extension):
     def initialize(self, trainer: training.Trainer) -> None:
         """Begins to take part; sends nothing that another rank waits for."""
         ranks, self._trainer = all_ranks(self._comm), trainer
+        self._common = ranks, ('the extension Snapshot, which every rank needs'
+                               ' or none,')
+        in_common.append(self._common)
         self._saved = begin = trainer.updater.iteration
         # Training may be a part of an except block.
         self._handled = sys.exc_info()[1]
@@ -132,6 +168,7 @@ class Snapshot(extension.Extension):
         waits for this rank's file.
         """
         trainer, self._trainer = self._trainer, None
+        in_common.remove(self._common)
         if trainer is not None and sys.exc_info()[1] is self._handled:
             if trainer.updater.iteration > self._saved:
                 self._complete()
@@ -145,8 +182,7 @@ class Snapshot(extension.Extension):
         """Begins this rank's file of its state, as it is now.
 
         Values are copied into those of the last time, where they fit, as the
-        system takes several times as long to give new memory.  The last one
-        has no stop trigger's state: a run that goes on asks it again.
+        system takes several times as long to give new memory.
         """
         ranks, last = all_ranks(self._comm), self._copies
 
@@ -154,7 +190,7 @@ class Snapshot(extension.Extension):
             found, left_out = state.collect(trainer, self._comm)
             self._copies = {}
             for key, value in found.items():
-                if is_last and key.startswith('stop_trigger/'):
+                if is_last and key.startswith(state.NOT_LAST):
                     continue
                 old = last.get(key)
                 if old is None or (old.shape, old.dtype) != (

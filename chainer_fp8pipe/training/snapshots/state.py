@@ -6,7 +6,8 @@
 #     job/optimizer/main/hook NAME      of its hooks; so for hyperparameters
 #     job/optimizer/main/l1/W/own       the same of a parameter's update rule
 #     job/extension/NAME ...            objects of the script's own classes
-#     job/communicator/main, job/iterator/main, job/random
+#     job/communicator/main, job/iterator/main, job/random, job/stopping/NAME
+#     job/trainer                       what its stop trigger will look at
 #
 # Of optimizers, rules and hooks all attributes are kept that JSON with arrays
 # in it can hold; of the script's own classes those that the training has
@@ -29,17 +30,23 @@ import chainer
 import numpy
 from chainer import training
 from chainer.training import trainer as trainer_module
+from chainer.training.triggers import EarlyStoppingTrigger, TimeTrigger
 
 from ...intercept.training_objects import LIBRARIES
-from .file import Manifest, State
+from .file import NONE, Manifest, State
 
 MODEL, LAYOUT = 'updater/model:', 'job/layout'
 _ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
-_RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
-    'job/random', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
+_RANDOM, _COMMUNICATOR, _LENGTH, _KEPT, _STOPPING = (
+    'job/random', 'job/communicator/', 'job/iterator/', 'job/optimizer/',
+    'job/stopping/')
+_STOP = 'stop_trigger'
+#: What the last snapshot has not: a run that goes on asks its stop trigger
+#: again.
+NOT_LAST = f'{_STOP}/', 'job/trainer'
 #: Attributes of optimizers that Chainer saves, or another object has.
 _ELSEWHERE = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
-#: None, and what Python has in place of arrays, is JSON in an array of this.
+#: What Python has in place of arrays is JSON in an array of this.
 _JSON = numpy.dtype('V1')
 _CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict}
 _GENERATORS = random.Random, numpy.random.RandomState, numpy.random.Generator
@@ -108,16 +115,24 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
         for place, link in optimizer.target.namedlinks():
             yield f'job/link/{main}{place}', link
     found = [
-        ('updater/own', updater), ('trigger/stop', trainer.stop_trigger),
+        ('updater/own', updater),
         *((f'of iterator/{name}', one) for name, one in getattr(
-            updater, '_iterators', {}).items())]
+            updater, '_iterators', {}).items()),
+        *((f'trigger of/{name}', one) for name, one in _triggers(trainer))]
     for name, entry in trainer._extensions.items():
         own = inspect.unwrap(entry.extension)
-        found += [(f'extension/{name}', getattr(own, '__self__', own)),
-                  (f'trigger of/{name}', inspect.unwrap(entry.trigger))]
+        found.append((f'extension/{name}', getattr(own, '__self__', own)))
     for key, one in found:
         if not _is_librarys(one):
             yield f'job/{key}', one
+    yield 'job/trainer', trainer
+
+
+def _triggers(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
+    """All triggers, by the extension's name or ``_STOP``."""
+    yield _STOP, inspect.unwrap(trainer.stop_trigger)
+    for name, entry in trainer._extensions.items():
+        yield name, inspect.unwrap(entry.trigger)
 
 
 def _is_librarys(one: Any) -> bool:
@@ -130,6 +145,13 @@ def _attributes(owner: Any) -> dict[str, Any]:
     if isinstance(owner, chainer.Link):
         return {name: value for name, value in found.items()
                 if isinstance(value, _GENERATORS)}
+    if isinstance(owner, training.Trainer):
+        return {'observation': {
+            name: value for name, value in (
+                (name, getattr(value, 'array', value))
+                for name, value in owner.observation.items())
+            if isinstance(value, (int, float, numpy.generic,
+                                  *chainer.get_array_types()))}}
     if isinstance(owner, chainer.dataset.Iterator):
         found.pop('dataset', None)
     elif isinstance(owner, (chainer.Optimizer, chainer.UpdateRule)):
@@ -236,10 +258,11 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
         trainer._start_at = trainer_module._get_time()
     serializer, state = chainer.serializers.DictionarySerializer(), State()
     serializer.save(trainer)
+    _serialize_stopping(trainer, serializer)
     for key, value in serializer.target.items():
         array = numpy.asarray(value)
         try:
-            state[key] = _json(None) if array.dtype == object and (
+            state[key] = NONE if array.dtype == object and (
                 array[()] is None) else _array_of(array)
         except TypeError:
             raise TypeError(f'{key} cannot be saved; serialize arrays, '
@@ -268,9 +291,21 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
     _restore_kept(state, trainer)
     # Not strict: an optimizer that had not updated a parameter yet has no
     # state of it; necessary keys were checked before.
-    trainer.serialize(chainer.serializers.NpzDeserializer({
-        key: numpy.asarray(None) if value.dtype == _JSON else value
-        for key, value in state.items()}, strict=False))
+    deserializer = chainer.serializers.NpzDeserializer(state, strict=False)
+    trainer.serialize(deserializer)
+    _serialize_stopping(trainer, deserializer)
+    now = trainer._snapshot_elapsed_time
+    for name, trigger in _triggers(trainer):
+        if name == _STOP:
+            if isinstance(trigger, EarlyStoppingTrigger) and (
+                    trigger._stop_condition()):
+                # No number: it fires when it is asked next.
+                vars(trigger._max_trigger).update(
+                    _previous_iteration=math.nan,
+                    _previous_epoch_detail=math.nan)
+        # One that had other intervals would fire for all that have gone by.
+        elif isinstance(trigger, TimeTrigger) and trigger._next_time <= now:
+            trigger._next_time = now + trigger._period
     for prefix, communicator, model in _communicators(trainer, comm):
         if own := {key[len(prefix):]: value for key, value in state.items()
                    if key.startswith(prefix)}:
@@ -280,6 +315,21 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
             json.loads(state[_RANDOM].tobytes()), state, None)
         numpy.random.set_state(numpys)
         random.setstate(pythons)
+
+
+def _serialize_stopping(trainer: training.Trainer, serializer: Any) -> None:
+    """Saves or loads Chainer's triggers that have no ``serialize``."""
+    for name, trigger in _triggers(trainer):
+        part = serializer[_STOPPING + name]
+        if isinstance(trigger, EarlyStoppingTrigger) and (count := part(
+                'count', trigger.count if isinstance(
+                    serializer, chainer.Serializer) else None)) is not None:
+            trigger.count = int(count)
+            trigger.best = part('best', float(trigger.best))
+            trigger._summary.serialize(part['summary'])
+            trigger._interval_trigger.serialize(part['interval'])
+            trigger._max_trigger.serialize(
+                serializer[_STOP] if name == _STOP else part['max'])
 
 
 def _communicators(trainer: training.Trainer, comm: Any
@@ -373,7 +423,7 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
             if here != there:
                 return f'{key[len(_KEPT):-4]} has {here}, in the snapshot ' + (
                     there)
-        elif _JSON not in (now.dtype, was.dtype) and (
+        elif object not in (now.dtype, was.dtype) and (
                 (now.shape, now.dtype) != (was.shape, was.dtype)
                 if key.removeprefix(MODEL) in parameters else
                 key.startswith(_ITERATOR) and now.shape != was.shape):

@@ -67,12 +67,17 @@ class Additions(Originals):
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
         """Refuses a training of which nothing would be kept."""
-        if (self._snapshots or self._report) and not self._trainers:
+        if self._snapshots and not self._trainers:
             raise Refusal(
-                'the script trains without a chainer.training.Trainer, so '
-                '--snapshots and --report would keep nothing; leave them '
+                'the script trains before it runs a chainer.training.Trainer, '
+                'of which --snapshots would keep nothing; leave the option '
                 'out, or train by a Trainer')
         original(*args, **kwargs)
+
+    def finish(self) -> None:
+        if self._report and not self._trainers:
+            self._say('the script has run no chainer.training.Trainer, so '
+                      'there is no report')
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:

@@ -44,7 +44,7 @@ def test_one_update_of_all_ranks_is_drawn_and_traced(
 
 
 def test_an_update_before_the_first_is_an_error():
-    with pytest.raises(ValueError, match='a positive integer'):
+    with pytest.raises(ValueError, match='at least 1'):
         PipelineTimeline(None, 0)
 
 

@@ -170,6 +170,16 @@ def shifted(trainer, make, every):
     trainer.extend(note, trigger=(1, 'iteration'))
 
 
+def early(trainer):
+    """An early stop at update 9, by what is checked every third one."""
+    def watched(trainer):
+        chainer.report({'watched': -trainer.updater.iteration})
+    trainer.extend(watched, name='watched', trigger=(1, 'iteration'))
+    trainer.stop_trigger = training.triggers.EarlyStoppingTrigger(
+        (3, 'iteration'), 'watched', patience=2, mode='max',
+        max_trigger=trainer.stop_trigger.get_training_length())
+
+
 #: By name: the update of the snapshot, the communicator, its options, and
 #: what is done to the trainer.
 STATES = {
@@ -185,6 +195,8 @@ STATES = {
     'hooks': (5, 'float32', {'optimizer': lambda: (
         chainer.optimizers.MomentumSGD(0.05))}, hooked),
     'triggers': (5, 'float32', {}, triggered),
+    'early stopping': (5, 'float32', {}, early),
+    'early stopping at a check': (6, 'float32', {}, early),
     **{f'{name} shift': (5, 'float32', {'optimizer': lambda: (
         chainer.optimizers.MomentumSGD(0.05))}, functools.partial(
             shifted, make=make, every=every))
@@ -278,14 +290,20 @@ def test_a_persistent_value_that_has_changed_is_loaded_as_by_chainer(
     resume(trainer, MPI.COMM_SELF, str(tmp_path / 'snapshot_iter_0.ranks'))
     expected, _ = keeping(copy.copy(after), tmp_path)
     chainer.serializers.load_npz(tmp_path / 'chainer.npz', expected)
-    assert type(found.kept) is type(expected.kept)
-    assert repr(found.kept) == repr(expected.kept)
+    other, _ = keeping(copy.copy(after), tmp_path)
+    chainer.serializers.load_npz(
+        tmp_path / 'snapshot_iter_0.ranks/rank0of1.npz', other,
+        'updater/model:main/')
+    for model in (found, other):
+        assert type(model.kept) is type(expected.kept)
+        assert repr(model.kept) == repr(expected.kept)
 
 
 # --- files, triggers, refusals -----------------------------------------------
 
-def train(comm, out):
+def train(comm, out, before=0.0):
     trainer, communicator = make_trainer(comm, out, 2)
+    trainer._snapshot_elapsed_time = before     # seconds
     trainer.extend(Snapshot(communicator), trigger=(7, 'iteration'))
     trainer.run()
     comm.Barrier()
@@ -327,6 +345,21 @@ def test_the_last_snapshot_is_that_of_the_end(comm, tmp_path):
     assert resume(trainer, communicator, str(tmp_path)) == 10
     trainer.run()       # has nothing to do
     assert len(names(tmp_path)) == 2
+
+
+@on_ranks(2)
+def test_a_run_that_has_stopped_early_does_not_go_on_unless_it_is_told(
+        comm, tmp_path):
+    for start, patience, end in (None, 2, 9), (9, 2, 9), (9, 3, 12):
+        trainer, communicator = make_trainer(comm, tmp_path)
+        early(trainer)
+        trainer.stop_trigger.patience = patience
+        trainer.extend(Snapshot(communicator), trigger=(50, 'iteration'))
+        if start:
+            assert resume(trainer, communicator, str(tmp_path)) == start
+        trainer.run()
+        comm.Barrier()
+        assert trainer.updater.iteration == end
 
 
 #: Where ranks disagree, rank 0's trigger counts.
@@ -378,14 +411,16 @@ def test_a_second_folder_of_a_new_run_is_looked_at_like_the_first(
 @on_ranks(2)
 def test_snapshots_may_be_written_at_other_times_after_a_resume(
         comm, tmp_path):
-    train(comm, tmp_path)
+    """Time that has gone by before makes none."""
+    train(comm, tmp_path, before=1e5)
     trainer, communicator = make_trainer(comm, tmp_path, 3)
     trainer.extend(Snapshot(communicator), trigger=(
         training.triggers.TimeTrigger(3600)))
     assert resume(trainer, communicator, str(tmp_path)) == 10
     trainer.run()
     comm.Barrier()
-    assert names(tmp_path)[-1] == 'snapshot_iter_15.ranks'
+    assert names(tmp_path)[1:] == ['snapshot_iter_10.ranks',
+                                   'snapshot_iter_15.ranks']
 
 
 @on_ranks(2)
@@ -422,7 +457,7 @@ REFUSED = {
     'no folder': ('empty', {}, 'there is no snapshot in'),
     'another kind of file': ('other.npz', {}, 'there is no snapshot in'),
     'another version': ('snapshot_iter_1.ranks', {}, 'has format 1, and '
-                        'this version of chainer_fp8pipe reads format 9'),
+                        'this version of chainer_fp8pipe reads format 10'),
 }
 
 
@@ -521,5 +556,5 @@ def test_what_is_in_no_snapshot_is_named_once(comm, tmp_path):
 
 
 def test_arguments():
-    with pytest.raises(ValueError, match='retain must be a positive'):
+    with pytest.raises(ValueError, match='retain must be at least 1'):
         Snapshot(None, retain=0)

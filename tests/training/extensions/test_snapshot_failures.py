@@ -15,7 +15,7 @@ from chainer import training
 
 from tests.ranks import on_ranks
 
-from ..trainers import make_trainer, names, weights
+from ..trainers import Job, make_trainer, names, weights
 
 
 class Own(training.Extension):
@@ -130,9 +130,26 @@ def test_a_failure_of_one_rank_in_reading_is_one_of_all(comm, what, tmp_path):
 
 
 @on_ranks(2)
-def test_ranks_without_a_snapshot_are_waited_for_by_name(comm, tmp_path):
-    """For as long as it takes; the watch judges jobs that stand still."""
+def test_a_snapshot_on_one_rank_only_is_an_error_on_all(comm, tmp_path):
+    def pipeline(updates):
+        job = Job(comm)
+        return job.trainer(tmp_path, updates), job.grid
+    for trainer, ranks in make_trainer(comm, tmp_path, 1), pipeline(2):
+        if comm.rank == 0:
+            trainer.extend(Snapshot(ranks))
+        with pytest.raises(ValueError, match='Snapshot, which every rank '
+                           'needs or none, is there on rank 0 but missing on '
+                           'rank 1'):
+            trainer.run()
     trainer, communicator = make_trainer(comm, tmp_path, 1)
+    trainer.run()       # is not held to what has ended
+
+
+@on_ranks(2)
+def test_one_that_only_chainermn_hears_of_is_waited_for_by_name(
+        comm, tmp_path):
+    """For as long as it takes; the watch judges jobs that stand still."""
+    trainer, communicator = make_trainer(comm, tmp_path, 1, name='naive')
     if comm.rank == 0:
         trainer.extend(Snapshot(communicator))
 

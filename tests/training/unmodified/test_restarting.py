@@ -156,7 +156,7 @@ model = chainer.links.Classifier(chainer.links.Linear(3, 2))
 optimizer = chainer.optimizers.SGD().setup(model)
 optimizer.update(model, numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i'))
 print('an update')
-''', 2, '--snapshots and --report would keep nothing')]):
+''', 2, '--snapshots would keep nothing')]):
         done = run_here(comm, tmp_path / str(number), lines, '--snapshots',
                         'saved', '--every', '5m')
         assert done.returncode == code, done.stderr
@@ -251,15 +251,21 @@ print('measured')
 
 @on_ranks(1, 2)
 def test_a_report_of_each_trainer_is_where_the_option_says(comm, tmp_path):
+    """Also after a warm-up by hand; of no Trainer there is none."""
     trainers = 3 - comm.size
-    done = run_here(comm, tmp_path, script((-1, 0), trainers), '--report',
-                    'said', *['--pipeline', 2] * (comm.size > 1))
+    by_hand = 'optimizer.update(model, points, points.argmax(1) % 2)\n    '
+    done = run_here(
+        comm, tmp_path, script((-1, 0), trainers, by_hand * (comm.size == 1)),
+        '--report', 'said', *['--pipeline', 2] * (comm.size > 1))
     assert done.returncode == 0, done.stderr
     for folder in ('said', 'said/2')[:trainers]:
         assert (tmp_path / folder / 'report.html').exists()
         found = read_record(str(tmp_path / folder)).intervals
         assert {one.rank for one in found} == {*range(comm.size)}
     assert done.stdout.count('page: ') == trainers
+    if comm.size == 1:
+        done = run_here(comm, tmp_path / 'none', 'print(1)', '--report', 'x')
+        assert 'no chainer.training.Trainer, so there is no' in done.stderr
 
 
 @on_ranks(2)
