@@ -1,6 +1,7 @@
 """An iterator whose order does not depend on the number of replicas."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,6 @@ import chainer
 import numpy
 
 from ..images.shards import epoch_order
-from .checks import check_count
 
 
 class ReplicaIterator(chainer.dataset.Iterator):
@@ -44,7 +44,6 @@ class ReplicaIterator(chainer.dataset.Iterator):
                  ) -> None:
         index, replicas = (0, 1) if grid is None else (
             grid.replica_index, grid.replicas)
-        check_count('batch_size', batch_size)
         if batch_size < replicas or len(dataset) < (
                 1 if repeat else replicas):
             raise ValueError(
@@ -54,8 +53,9 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self.dataset, self.batch_size, self.repeat = (
             dataset, batch_size, repeat)
         self._share: tuple[int, int] = index, replicas
-        self._shuffle, self._seed = shuffle, seed
-        self._order: tuple[int, numpy.ndarray] | None = None
+        # Of the epoch that was read last.
+        self._order_of = functools.lru_cache(1)(lambda epoch: epoch_order(
+            len(dataset), seed, epoch, shuffle))
         self.reset()
 
     def reset(self) -> None:
@@ -68,26 +68,20 @@ class ReplicaIterator(chainer.dataset.Iterator):
     def __next__(self) -> list:
         if self.epoch and not self.repeat:
             raise StopIteration
-        self._previous_epoch_detail = self.epoch_detail
-        self.is_new_epoch = False
+        self._previous_epoch_detail, before = self.epoch_detail, self.epoch
         index, replicas = self._share
-        size, parts = len(self.dataset), []
+        size, whole = len(self.dataset), numpy.empty(0, int)
         left = size - self.current_position
         if self.repeat or left - self.batch_size >= replicas:
             left = self.batch_size
         while left:
-            end = min(self.current_position + left, size)
-            if self._order is None or self._order[0] != self.epoch:
-                self._order = self.epoch, epoch_order(
-                    size, self._seed, self.epoch, self._shuffle)
-            parts.append(self._order[1][self.current_position:end])
-            left -= end - self.current_position
-            self.current_position = end
-            if end == size:
-                self.epoch += 1
-                self.current_position = 0
-                self.is_new_epoch = True
-        whole = numpy.concatenate(parts)
+            part = self._order_of(self.epoch)[self.current_position:][:left]
+            whole = numpy.concatenate([whole, part])
+            left -= len(part)
+            ended, self.current_position = divmod(
+                self.current_position + len(part), size)
+            self.epoch += ended
+        self.is_new_epoch = self.epoch > before
         start, stop = (len(whole) * number // replicas
                        for number in (index, index + 1))
         return [self.dataset[place] for place in whole[start:stop]]

@@ -11,13 +11,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
 import chainer
 import numpy
 
-from .checks import check_count, check_number
+#: ``decay(epoch, warmup_epochs, epochs)``: a factor of the highest rate.
+Decay = Callable[[float, float, float], float]
+
+_DECAYS: dict[str, Decay] = {
+    'polynomial': lambda epoch, warmup_epochs, epochs: min(max(
+        (epochs - epoch) / (epochs - warmup_epochs), 0.0), 1.0) ** 2,
+    'step': lambda epoch, warmup_epochs, epochs: 0.1 ** sum(
+        epoch >= place for place in (epochs / 3, 2 * epochs / 3,
+                                     8 * epochs / 9)),
+    'constant': lambda epoch, warmup_epochs, epochs: 1.0}
 
 
 def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
@@ -28,10 +38,14 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     """Prepares an optimizer for large batches.
 
     It gets a hook, at its ``setup`` or at once if that was called, which sets
-    the learning rate before each update (:class:`.LearningRate`), makes the
-    step of each weight proportional to the weight's own norm (LARS), and
-    raises on all ranks when gradients overflow at a loss scale of 1.
-    Parameters in float16 are updated in float32 (``use_fp32_update``).
+    the learning rate before each update, makes the step of each weight
+    proportional to the weight's own norm (LARS), and raises on all ranks when
+    gradients overflow at a loss scale of 1.  Parameters in float16 are updated
+    in float32 (``use_fp32_update``).
+
+    The rate rises in a straight line from ``base_lr`` to ``base_lr * batch /
+    base_batch`` (Goyal et al., *Accurate, Large Minibatch SGD*, 2017, sections
+    2.1 and 2.2), and then decays.
 
     You, Gitman, Ginsburg, *Large Batch Training of Convolutional Networks*
     (2017), equations 6 and 7 with weight decay::
@@ -49,12 +63,16 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         batch: Samples per update, over all ranks.
         base_lr: The learning rate that is right for ``base_batch``.
         base_batch: As many samples or fewer.
-        warmup_epochs: How long the rate rises.
+        warmup_epochs: How long the rate rises; 0: not at all.
         epochs: How long the training is.
         samples: In the data set, over all ranks: how far the training is
             follows from the number of updates.
         lars: Whether to use LARS; else weights decay, and nothing more.
-        decay: As for :class:`.LearningRate`.
+        decay: ``'polynomial'`` (the square of the share of time that is left,
+            You et al., section 5), ``'step'`` (to a tenth after 1/3, 2/3 and
+            8/9 of all epochs, Goyal et al., section 5.1), ``'constant'``, or a
+            function of epoch, warm-up epochs and epochs: a factor of the
+            highest rate.
         weight_decay: Of weights, not of biases and normalisations
             (:func:`.is_weight`); add no other hook for it.
         lars_coefficient: The share of its norm by which a weight changes
@@ -79,28 +97,46 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     """
     # ChainerMN's wraps the real one, and calls its setup().
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
-    hyperparam = getattr(actual, 'hyperparam', None)
-    if hyperparam is None or 'lr' not in hyperparam.get_dict():
-        raise ValueError(
-            f'{type(actual).__name__} has no learning rate lr to scale with '
-            'the batch; use an optimizer that has one, such as MomentumSGD, '
-            'NesterovAG, CorrectedMomentumSGD or SGD')
-    if getattr(vars(actual).get('setup'), 'func', None) is _set_up:
-        raise ValueError('large_batch has been called on this optimizer '
-                         'before; make a new one')
-    rate = LearningRate(base_lr, batch, base_batch, warmup_epochs, epochs,
-                        decay)
-    check_count('samples', samples)
-    if samples < batch:
-        raise ValueError(
-            f'batch={batch} is more than the samples={samples} of the data '
-            'set; pass the size of the whole data set, not of the part of one '
-            'rank')
-    check_number('lars_coefficient', lars_coefficient)
-    check_number('weight_decay', weight_decay, zero=True)
-    hook = _Hook(rate, samples, lars_coefficient if lars else None,
-                 weight_decay)
-    hyperparam.lr = rate.at(0.0)
+    hyperparam: Any = getattr(actual, 'hyperparam', None)
+
+    def is_finite(number: float) -> bool:
+        return 0 <= number < math.inf       # not NaN
+    for is_right, problem in (
+            (hyperparam is not None and 'lr' in hyperparam.get_dict(),
+             f'{type(actual).__name__} has no learning rate lr to scale with '
+             'the batch; use an optimizer that has one, such as MomentumSGD, '
+             'NesterovAG, CorrectedMomentumSGD or SGD'),
+            (getattr(getattr(actual, 'setup', 0), 'func', 0) is not _set_up,
+             'large_batch has been called on this optimizer before; make a '
+             'new one'),
+            (is_finite(base_lr) and is_finite(epochs) and is_finite(
+                lars_coefficient) and base_lr * epochs * lars_coefficient,
+             f'base_lr={base_lr}, epochs={epochs} and lars_coefficient='
+             f'{lars_coefficient} must be finite numbers above 0'),
+            (is_finite(warmup_epochs) and is_finite(weight_decay),
+             f'warmup_epochs={warmup_epochs} and weight_decay={weight_decay} '
+             'must be finite numbers not below 0'),
+            (base_batch >= 1, f'base_batch={base_batch} is less than 1'),
+            (batch >= base_batch,
+             f'batch={batch} is less than base_batch={base_batch}: this '
+             'recipe is for larger batches; pass the samples of all ranks '
+             'together as batch'),
+            (samples >= batch,
+             f'batch={batch} is more than the samples={samples} of the data '
+             'set; pass the size of the whole data set, not of the part of '
+             'one rank'),
+            (warmup_epochs < epochs,
+             f'warmup_epochs={warmup_epochs:g} must be less than epochs='
+             f'{epochs:g}, or nothing is left for the decay'),
+            (callable(decay) or decay in _DECAYS,
+             f'decay must be one of {", ".join(_DECAYS)} or a function, not '
+             f'{decay!r}')):
+        if not is_right:
+            raise ValueError(problem)
+    hook = _Hook(lambda updates: learning_rate(
+        updates * batch / samples, batch, base_lr, base_batch, warmup_epochs,
+        epochs, decay), lars_coefficient if lars else None, weight_decay)
+    hyperparam.lr = hook.rate(0)
     actual.use_fp32_update()
     if actual.target is not None:
         actual.add_hook(hook)
@@ -115,85 +151,19 @@ def _set_up(optimizer: Any, hook: Any, link: chainer.Link) -> Any:
     return optimizer
 
 
-# --- the learning rate -------------------------------------------------------
+def learning_rate(epoch: float, batch: int, base_lr: float, base_batch: int,
+                  warmup_epochs: float, epochs: float,
+                  decay: str | Decay = 'polynomial') -> float:
+    """The rate of an update after ``epoch`` epochs, a fraction.
 
-#: ``decay(epoch, warmup_epochs, epochs)``: a factor of the highest rate.
-Decay = Callable[[float, float, float], float]
-
-
-_DECAYS: dict[str, Decay] = {
-    'polynomial': lambda epoch, warmup_epochs, epochs: min(max(
-        (epochs - epoch) / (epochs - warmup_epochs), 0.0), 1.0) ** 2,
-    'step': lambda epoch, warmup_epochs, epochs: 0.1 ** sum(
-        epoch >= place for place in (epochs / 3, 2 * epochs / 3,
-                                     8 * epochs / 9)),
-    'constant': lambda epoch, warmup_epochs, epochs: 1.0}
-
-
-@dataclasses.dataclass(frozen=True)
-class LearningRate:
-    """Linear scaling, gradual warm-up and decay.
-
-    The rate rises in a straight line from ``base_lr`` to ``base_lr * batch /
-    base_batch`` (Goyal et al., *Accurate, Large Minibatch SGD*, 2017, sections
-    2.1 and 2.2), and then decays.
-    After ``epochs`` it stays constant.
-
-    Args:
-        base_lr: The rate that is right for ``base_batch``.
-        batch: Samples per update, over all ranks.
-        base_batch: As many or fewer.
-        warmup_epochs: How long the rate rises; 0: not at all.
-        epochs: How long the training is.
-        decay: ``'polynomial'`` (the square of the share of time that is left,
-            You et al., *Large Batch Training of Convolutional Networks*, 2017,
-            section 5), ``'step'`` (to a tenth after 1/3, 2/3 and 8/9 of all
-            epochs, Goyal et al., section 5.1), ``'constant'``, or a function
-            of epoch, warm-up epochs and epochs: a factor of the highest rate.
-
-    Raises:
-        ValueError: A value is not allowed; the message says what is.
+    See :func:`large_batch`.
     """
-
-    base_lr: float
-    batch: int
-    base_batch: int
-    warmup_epochs: float
-    epochs: float
-    decay: str | Decay = 'polynomial'
-
-    def __post_init__(self) -> None:
-        check_number('base_lr', self.base_lr)
-        check_count('batch', self.batch)
-        check_count('base_batch', self.base_batch)
-        check_number('epochs', self.epochs)
-        check_number('warmup_epochs', self.warmup_epochs, zero=True)
-        if self.batch < self.base_batch:
-            raise ValueError(
-                f'batch={self.batch} is less than base_batch='
-                f'{self.base_batch}: this recipe is for larger batches; pass '
-                'the samples of all ranks together as batch')
-        if self.warmup_epochs >= self.epochs:
-            raise ValueError(
-                f'warmup_epochs={self.warmup_epochs:g} must be less than '
-                f'epochs={self.epochs:g}, or nothing is left for the decay')
-        if not callable(self.decay) and self.decay not in _DECAYS:
-            raise ValueError(f'decay must be one of {", ".join(_DECAYS)} or '
-                             f'a function, not {self.decay!r}')
-
-    @property
-    def peak(self) -> float:
-        """The highest rate, that at the end of the warm-up."""
-        # The quotient first: for batch == base_batch it is exactly base_lr.
-        return self.base_lr * (self.batch / self.base_batch)
-
-    def at(self, epoch: float) -> float:
-        """The rate of an update after ``epoch`` epochs, a fraction."""
-        if epoch < self.warmup_epochs:
-            risen = epoch / self.warmup_epochs
-            return self.base_lr + (self.peak - self.base_lr) * risen
-        decay = self.decay if callable(self.decay) else _DECAYS[self.decay]
-        return self.peak * decay(epoch, self.warmup_epochs, self.epochs)
+    # The quotient first: for batch == base_batch it is exactly base_lr.
+    peak = base_lr * (batch / base_batch)
+    if epoch < warmup_epochs:
+        return base_lr + (peak - base_lr) * (epoch / warmup_epochs)
+    return peak * (decay if callable(decay) else _DECAYS[decay])(
+        epoch, warmup_epochs, epochs)
 
 
 # --- the hook ----------------------------------------------------------------
@@ -217,8 +187,7 @@ def is_weight(parameter: chainer.Parameter) -> bool:
 class _Hook:
     """An optimizer's, and then each update rule's."""
 
-    rate: LearningRate
-    samples: int
+    rate: Callable[[int], float]    # of an update, by its number
     coefficient: float | None       # None: no LARS
     weight_decay: float
 
@@ -230,8 +199,7 @@ class _Hook:
                  parameter: chainer.Parameter | None = None) -> None:
         if parameter is None:
             _check_finite(owner)
-            owner.hyperparam.lr = self.rate.at(
-                owner.t * self.rate.batch / self.samples)
+            owner.hyperparam.lr = self.rate(owner.t)
             for one in owner.target.params():
                 rule = one.update_rule
                 if rule is not None and (

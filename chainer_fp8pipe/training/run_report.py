@@ -13,7 +13,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -30,7 +30,6 @@ from ..report.launch_protocol import EARLIER
 from ..report.page import write_page
 from ..report.stream import EventStream, events_of, stream_of
 from ..report.verdict import TO_STAGES, text
-from .triggers import every_update
 
 #: Seconds from one write to the next, at least, and the share of the time so
 #: far, so that the files of long runs stay small.
@@ -74,7 +73,8 @@ class RunReport(extension.Extension):
             place, or the trainer has a RunReport already.
     """
 
-    trigger = staticmethod(every_update)
+    # Has no state: snapshots do not know the extension.
+    trigger = staticmethod(lambda trainer: True)
     # After all that reports values and writes files.
     priority = extension.PRIORITY_READER - 50
     default_name = 'RunReport'
@@ -108,8 +108,20 @@ class RunReport(extension.Extension):
         if self._writer is None:
             return
         self._parts: list[record.Part] = []     # what will be written next
-        self._curves, self._timing = _Curves(updater), _Timing(
-            updater, self._ranks.rank, self._parts.append)
+        # Of the updates since the last point of the curves.
+        self._begun = self._point = updater.iteration
+        self._values = chainer.reporter.DictSummary()
+        # Of updates since the last interval: ends, seconds, and seconds by
+        # section.
+        self._laps: list[tuple[float, float, dict[str, float]]] = []
+        self._stream = stream_of(updater, *(
+            getattr(optimizer, 'communicator', None)
+            for optimizer in updater.get_all_optimizers().values()))
+        self._kept = self._stream.keep()
+        # When the last lap ended, and what the stream had counted by then.
+        self._end, self._counted = 0.0, dict[str, float]()
+        self._calls = AroundCalls()
+        self._calls.add(updater, 'update', self._timed)
         self._next = time.monotonic() + _SECONDS
         self._write(_start(updater, self._ranks.size))
 
@@ -117,7 +129,7 @@ class RunReport(extension.Extension):
         if self._writer is None:
             return
         if not self._ranks.rank:
-            self._parts += self._curves.add(trainer.observation)
+            self._observe(trainer.observation)
         now = time.monotonic()
         if now >= self._next:
             self._write()
@@ -127,12 +139,13 @@ class RunReport(extension.Extension):
         """Ends the record, and prints the verdict."""
         if self._writer is None:
             return
-        self._timing.close()
+        self._calls.close()
+        self._stream.keep_no_more(self._kept)
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
         if not self._ranks.rank:
-            self._parts += self._curves.rest()
+            self._draw()
         self._write(record.RunEnd(time.time(), self._updater.iteration, error))
         self._writer = None
         if self._ranks.rank == 0:
@@ -143,9 +156,7 @@ class RunReport(extension.Extension):
         # Until the last lines of ranks that write to this disk are there.
         until = time.monotonic() + _PATIENCE * (not error)
         while (found := record.read_record(self._out)).ended < (
-                found.hosts.keys()):
-            if time.monotonic() >= until:
-                break
+                found.hosts.keys()) and time.monotonic() < until:
             time.sleep(0.1)
         if not error:
             print(text(found))
@@ -169,25 +180,15 @@ class RunReport(extension.Extension):
 
     def _write(self, *more: record.Part) -> None:
         """Writes what there is, with the updates since the last call."""
-        parts = [*self._parts, *self._timing.interval(), *more]
+        parts = [*self._parts, *self._interval(), *more]
         self._parts.clear()
         with self._warns():
             self._writer.write(parts)
 
+    # --- curves --------------------------------------------------------------
 
-class _Curves:
-    """What updates and extensions report; a point is of one or more updates.
-
-    Rank 0's.
-    """
-
-    def __init__(self, updater: Any) -> None:
-        self._updater = updater
-        self._begun = self._point = updater.iteration
-        self._values = chainer.reporter.DictSummary()
-
-    def add(self, observation: Mapping[str, Any]) -> list[record.Part]:
-        """Takes over what was reported; the point, if it is time for one."""
+    def _observe(self, observation: Mapping[str, Any]) -> None:
+        """Takes over what was reported, for a point of one or more updates."""
         for name, value in observation.items():
             value = getattr(value, 'array', value)
             # What is no number is left out; a GPU is not waited for.
@@ -197,52 +198,26 @@ class _Curves:
                         value, chainer.backends.cuda.ndarray)
                         else float(value)})
         iteration = self._updater.iteration
-        return self.rest() if iteration - self._point > (
-            iteration - self._begun) // _POINTS else []
+        if iteration - self._point > (iteration - self._begun) // _POINTS:
+            self._draw()
 
-    def rest(self) -> list[record.Part]:
+    def _draw(self) -> None:
         """The point of the updates since the last one, if there are some."""
         if self._updater.iteration == self._point:
-            return []
+            return
         values, self._values = self._values, chainer.reporter.DictSummary()
         self._point = self._updater.iteration
-        return [record.CurvePoint(
+        self._parts.append(record.CurvePoint(
             time.time(), self._point,
             float(getattr(self._updater, 'epoch_detail', 0.0)), {
                 name: float(value) for name, value
-                in values.compute_mean().items()})]
+                in values.compute_mean().items()}))
 
-
-class _Timing:
-    """How long updates take, and their sections; some with their events.
-
-    ``keep`` takes what is to be written of an update.
-    """
-
-    def __init__(self, updater: Any, rank: int,
-                 keep: Callable[[record.Part], object]) -> None:
-        self._updater, self._rank, self._keep = updater, rank, keep
-        self._begun = updater.iteration
-        # Of updates since the last interval: ends, seconds, and seconds by
-        # section.
-        self._laps: list[tuple[float, float, dict[str, float]]] = []
-        self._stream = stream_of(updater, *(
-            getattr(optimizer, 'communicator', None)
-            for optimizer in updater.get_all_optimizers().values()))
-        self._kept = self._stream.keep()
-        # When the last lap ended, and what the stream had counted by then.
-        self._end, self._counted = 0.0, dict[str, float]()
-        self._calls = AroundCalls()
-        self._calls.add(updater, 'update', self._update)
-
-    def close(self) -> None:
-        """Ends the timing."""
-        self._calls.close()
-        self._stream.keep_no_more(self._kept)
+    # --- times ---------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _update(self) -> Iterator[None]:
-        """Times an update, and may keep its events."""
+    def _timed(self) -> Iterator[None]:
+        """Times an update and its sections, and may keep its events."""
         if not self._end:
             _watch(self._calls, self._stream, self._updater)
         begin, before = time.monotonic(), dict(self._stream.seconds)
@@ -261,11 +236,11 @@ class _Timing:
         count, over = divmod(iteration - self._begun, _REGULAR)
         if not over and count.bit_count() == 1 and len(taken) <= _MOST_EVENTS:
             origin = time.monotonic() - time.time()
-            self._keep(record.RecordedUpdate(
+            self._parts.append(record.RecordedUpdate(
                 begin - origin, iteration, end - begin, tuple(
                     event._replace(start=event.start - origin,
                                    end=event.end - origin)
-                    for event in events_of(taken, self._rank, 0.0)
+                    for event in events_of(taken, self._ranks.rank, 0.0)
                     if event.end > begin)))
 
     def _counts(self) -> dict[str, float]:
@@ -273,7 +248,7 @@ class _Timing:
         return {**self._stream.hidden, **{
             name: getattr(self._stream, name) for name in _BYTES}}
 
-    def interval(self) -> list[record.Part]:
+    def _interval(self) -> list[record.Part]:
         """The updates since the last interval, if there are some."""
         if not self._laps:
             return []
@@ -295,7 +270,7 @@ class _Timing:
             sections[name] for name in record.COMMUNICATION),
             [0.25, 0.5]).tolist()
         return [record.RankInterval(
-            time.time(), self._rank, last - len(ends) + 1, last,
+            time.time(), self._ranks.rank, last - len(ends) + 1, last,
             (lower, middle),
             {name: float(values.mean()) for name, values in sections.items()
              if values.any()},

@@ -4,7 +4,7 @@
 # StandardUpdater, when model, data and optimizer are known: the model is cut,
 # and the script's own updater object becomes a PipelineUpdater.  Replicas are
 # pipelines of one stage.  From then on the script's own code may look at the
-# model (looks.py), but in the methods that are marked `_together`.
+# model (files.py), but in the methods that are marked `_together`.
 #
 # Rank 0's initial values, order of the data, validation set and clock count,
 # as scripts draw without a seed.  Until the model is cut, its large parameters
@@ -49,7 +49,6 @@ from .launch import (
     refuse_together,
     refusing,
 )
-from .looks import Looks
 
 
 class Options(NamedTuple):
@@ -86,7 +85,7 @@ class PipelineJob(Originals):
                  create: Callable[..., Any]) -> None:
         self.comm, self._options, self.create = comm, options, create
         self._make_communicator = make_communicator
-        self.looks = Looks(comm)
+        self.looks = files.Looks(comm)
         self.updater: Any = None    # until the script has made one
         self.grid: Any = None
         self._loss_func: Any = None     # None: the model gives the loss
