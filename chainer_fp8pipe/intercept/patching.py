@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _ABSENT: Any = object()
+#: By id, replacements that ended beneath a later one, and what was before.
+_ended: dict[int, tuple[Any, Any]] = {}
 
 
 class Current(threading.local):
@@ -78,12 +80,16 @@ class Patch:
             self._users -= 1
             if self._users:
                 return
+            before = self._before
+            while id(before) in _ended:
+                _, before = _ended.pop(id(before))
             if vars(self._owner).get(self._name) is not self._replacement:
-                pass            # a later patch of others, which may call it
-            elif self._before is _ABSENT:
+                # A later one may call it.
+                _ended[id(self._replacement)] = self._replacement, before
+            elif before is _ABSENT:
                 delattr(self._owner, self._name)
             else:
-                setattr(self._owner, self._name, self._before)
+                setattr(self._owner, self._name, before)
             self._target[0] = self._original
 
     def hold(self, owner: Any) -> weakref.finalize:

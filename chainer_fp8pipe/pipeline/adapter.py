@@ -30,8 +30,8 @@ class Batch(NamedTuple):
     target: Any = None
     #: Names of the last ones, which are keyword arguments of a Chain.
     names: tuple[str, ...] = ()
-    #: Numbers about the iterator, for the other stages.
-    progress: tuple[float, ...] = ()
+    #: How far the iterator is, for the other stages.
+    progress: dict[str, Any] = {}
     step: str = ''              # what the first stage is about to do
     ended: bool = False         # the data have
     sizes: list[int] = []       # of the micro-batches

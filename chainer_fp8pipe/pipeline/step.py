@@ -126,7 +126,7 @@ class Pipeline:
                 'the cut of the layers': str(found[0].layout)},
             'Pass the same to PipelineUpdater on all ranks.')
         self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0
-        self.follow: Callable[[tuple[float, ...]], object] = lambda now: None
+        self.follow: Callable[[dict[str, Any]], object] = lambda now: None
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
         self._waits = functools.partial(self.events.section, 'receive')
@@ -152,7 +152,7 @@ class Pipeline:
         return self.train(lambda: self.read(_either(arrays, named)))[0]
 
     def train(self, read: Callable[[], Batch]) -> tuple[
-            dict[str, Any], tuple[float, ...]]:
+            dict[str, Any], dict[str, Any]]:
         """As :meth:`step`, for a batch that is read on the first stage.
 
         Returns also the first stage's progress.  Where ``read`` raises

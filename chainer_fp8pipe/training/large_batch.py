@@ -98,9 +98,11 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     # ChainerMN's wraps the real one, and calls its setup().
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
     hyperparam: Any = getattr(actual, 'hyperparam', None)
-
-    def is_finite(number: float) -> bool:
-        return 0 <= number < math.inf       # not NaN
+    wrong = [f'{name}={value}' for name, value, least in (
+        ('base_lr', base_lr, 5e-324), ('base_batch', base_batch, 1),
+        ('epochs', epochs, 5e-324), ('warmup_epochs', warmup_epochs, 0),
+        ('lars_coefficient', lars_coefficient, 5e-324),
+        ('weight_decay', weight_decay, 0)) if not least <= value < math.inf]
     for is_right, problem in (
             (hyperparam is not None and 'lr' in hyperparam.get_dict(),
              f'{type(actual).__name__} has no learning rate lr to scale with '
@@ -109,14 +111,8 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
             (getattr(getattr(actual, 'setup', 0), 'func', 0) is not _set_up,
              'large_batch has been called on this optimizer before; make a '
              'new one'),
-            (is_finite(base_lr) and is_finite(epochs) and is_finite(
-                lars_coefficient) and base_lr * epochs * lars_coefficient,
-             f'base_lr={base_lr}, epochs={epochs} and lars_coefficient='
-             f'{lars_coefficient} must be finite numbers above 0'),
-            (is_finite(warmup_epochs) and is_finite(weight_decay),
-             f'warmup_epochs={warmup_epochs} and weight_decay={weight_decay} '
-             'must be finite numbers not below 0'),
-            (base_batch >= 1, f'base_batch={base_batch} is less than 1'),
+            (not wrong, f'{", ".join(wrong)} must be above 0 and finite; '
+             'warmup_epochs and weight_decay may be 0'),
             (batch >= base_batch,
              f'batch={batch} is less than base_batch={base_batch}: this '
              'recipe is for larger batches; pass the samples of all ranks '

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
@@ -25,32 +25,27 @@ class FollowingIterator(chainer.dataset.Iterator):
         like: Has the data set and sizes that a script may ask for, if any.
     """
 
+    epoch, is_new_epoch, epoch_detail = 0, False, 0.0
+    previous_epoch_detail: float | None = None
+
     def __init__(self, like: Any = None) -> None:
         for name in 'batch_size', 'dataset', 'repeat':
             if hasattr(like, name):
                 setattr(self, name, getattr(like, name))
-        self.follow((0.0, 0.0, 0.0, -1.0))
 
     def __next__(self) -> Any:
         raise RuntimeError('only the ranks of the first stage read data')
 
-    def follow(self, numbers: tuple[float, ...]) -> None:
-        """Takes over what :func:`progress` gave on the first stage."""
-        epoch, new, self.epoch_detail, previous = numbers
-        self.epoch, self.is_new_epoch = int(epoch), bool(new)
-        self.previous_epoch_detail = None if previous < 0 else previous
+
+def progress(iterator: Any) -> dict[str, Any]:
+    """How far an iterator is."""
+    return {field: getattr(iterator, field, None) for field in _FIELDS}
 
 
-def progress(iterator: Any) -> tuple[float, ...]:
-    """How far an iterator is, as four numbers; -1 is for None."""
-    values = [getattr(iterator, field, None) for field in _FIELDS]
-    return tuple(-1.0 if value is None else float(value) for value in values)
-
-
-def follow(iterator: Any, now: tuple[float, ...]) -> None:
+def follow(iterator: Any, now: Mapping[str, Any]) -> None:
     """Tells an iterator that follows how far the first stage's is."""
     if isinstance(iterator, FollowingIterator):
-        iterator.follow(now)
+        iterator.__dict__.update(now)
 
 
 def show_progress_of(followed: Any, iterator: Any) -> None:

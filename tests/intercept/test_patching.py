@@ -108,6 +108,18 @@ def test_a_foreign_patch_is_called_and_stays(before):
         assert owner.method is theirs
 
 
+def test_nothing_is_left_of_several_in_whatever_order_they_end():
+    owner, child = fresh()
+    method, patches = owner.method, [
+        Patch(child, 'method', tenfold) for _ in range(3)]
+    for patch in patches:
+        patch.__enter__()
+    for number in 1, 0, 2:
+        patches[number].__exit__()
+    assert 'method' not in vars(child)
+    assert child.method is method
+
+
 def test_a_call_that_has_begun_ends_as_it_began():
     owner, _ = fresh()
     patch = Patch(owner, 'method', lambda original: lambda self: (

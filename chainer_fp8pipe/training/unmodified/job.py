@@ -38,6 +38,7 @@ from ...pipeline.randomness import preserved
 from ..updater import (
     FollowingIterator,
     PipelineUpdater,
+    follow,
     progress,
     show_progress_of,
 )
@@ -304,13 +305,13 @@ class Divided(FollowingIterator):
         if found is None:
             raise StopIteration
         now, part = found
-        self.follow(now)
+        follow(self, now)
         return part
 
     def serialize(self, serializer: Any) -> None:
         if self._own is not None:
             self._own.serialize(serializer)
-            self.follow(progress(self._own))
+            follow(self, progress(self._own))
 
     def finalize(self) -> None:
         if self._own is not None:
