@@ -171,7 +171,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
-    path = options.output or os.path.join(options.folder, 'report.html')
+    path = os.path.join(options.folder, 'report.html')
     try:
         record = read_record(options.folder)
     except (ValueError, OSError) as error:
@@ -182,8 +182,8 @@ def main(arguments: Sequence[str]) -> None:
     try:
         write_page(record, path)
     except OSError as error:
-        parser.error(f'{path} cannot be written: {reason(error)}; name '
-                     'another file with -o')
+        parser.error(f'{path} cannot be written: {reason(error)}; free it, or '
+                     'copy the folder')
     print(f'page: {path}')
 
 
@@ -192,6 +192,4 @@ def _parser() -> Parser:
                     description=_DESCRIPTION)
     parser.add_argument('folder', metavar='FOLDER',
                         help='result folder of a run')
-    parser.add_argument('-o', '--output', metavar='FILE',
-                        help='the page (default: FOLDER/report.html)')
     return parser

@@ -141,15 +141,17 @@ def test_a_folder_whose_name_is_no_utf8_has_its_page(tmp_path, capsys):
 @pytest.mark.parametrize(('arguments', 'said'), [
     (['absent'], "'absent' has no record"), ([], 'required: FOLDER'),
     (['run', 'run'], 'unrecognized arguments: run'),
-    (['run', '-o', 'absent/page.html'], 'name another file with -o')])
+    (['full'], 'full/report.html cannot be written: Is a directory')])
 def test_wrong_arguments_are_errors_with_code_2(
         tmp_path, monkeypatch, capsys, arguments, said):
     monkeypatch.chdir(tmp_path)
     MadeUpRun().write('run')
+    MadeUpRun().write('full')
+    os.mkdir('full/report.html')
     with pytest.raises(SystemExit) as error:
         main(arguments)
     assert error.value.code == 2
     assert said in capsys.readouterr().err
-    assert os.listdir() == ['run']
+    assert {*os.listdir()} == {'run', 'full'}
     assert os.listdir('run') == ['report']
     assert read_record('run').starts
