@@ -83,8 +83,8 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
     exit 1; }
 endef
 
-.PHONY: help demo test test-all lint docs pytest explore sanitize bench test-gpu \
-    wheels gpu matrix package clean
+.PHONY: help demo test test-all checks lint docs pytest explore sanitize bench \
+    test-gpu wheels gpu matrix package clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -95,7 +95,13 @@ help:  ## show this list
 demo: $(DEMO)  ## train over 4 virtual hosts, and a model that no rank holds
 	@MPIEXEC='$(LAUNCHER)' $(BIN)/python examples/demo.py
 
-test: lint docs pytest  ## run every check; pytest comes last
+test: checks pytest  ## run every check; pytest comes last
+
+# mypy and Sphinx have a core each.
+checks: $(TEST)
+	@$(MAKE) --no-print-directory docs & \
+	    $(MAKE) --no-print-directory lint; lint=$$?; \
+	    wait $$! && exit $$lint
 
 lint: $(TEST)  ## ruff, mypy and the layers of the design
 	$(BIN)/ruff check .
@@ -114,7 +120,7 @@ SIDE_BY_SIDE = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 pytest: $(TEST)  ## the tests alone, JOBS=3 files at a time
 	$(BIN)/python -m pytest -m 'not slow' $(SIDE_BY_SIDE)
 
-test-all: lint docs  ## every check, and the tests that take long
+test-all: checks  ## every check, and the tests that take long
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 ROUNDS ?= 10

@@ -10,7 +10,7 @@ import linecache
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,9 +46,9 @@ def _process(folder: Path) -> Iterator[tuple[io.StringIO, io.StringIO]]:
         yield out, said
 
 
-def run_here(comm: MPI.Comm, folder: Path, script: str, *options: Any
-             ) -> SimpleNamespace:
-    """``run *options script.py`` on these ranks, which must be all.
+def run_here(comm: MPI.Comm, folder: Path, script: str, *options: Any,
+             arguments: Sequence[str] = ()) -> SimpleNamespace:
+    """``run *options script.py *arguments`` on these ranks, which are all.
 
     A script that raises must do so on all ranks.
 
@@ -61,7 +61,7 @@ def run_here(comm: MPI.Comm, folder: Path, script: str, *options: Any
         (folder / 'script.py').write_text(script)
     comm.Barrier()
     return _on_all(comm, folder, lambda: main(
-        ['run', *map(str, options), 'script.py']))
+        ['run', *map(str, options), 'script.py', *arguments]))
 
 
 def run_python(comm: MPI.Comm, folder: Path, script: Path | str,

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.ranks import run_script
+from tests.ranks import on_ranks, run_script
+from tests.runs import run_here
 from tests.test_run_pipeline import check_refusal
 
 # In the style of ChainerMN's MNIST example, on data that needs no file.
@@ -78,25 +79,19 @@ if __name__ == '__main__':
 '''
 
 
-@pytest.fixture
-def script(tmp_path):
-    path = tmp_path / 'train.py'
-    path.write_text(SCRIPT)
-    return path
+def run(ranks, folder, script, *before, after=()):
+    (folder / 'train.py').write_text(script)
+    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *before,
+                      'train.py', *after, cwd=folder)
 
 
-def run(script, *before, ranks=2, after=()):
-    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *before, script,
-                      *after, cwd=script.parent)
-
-
-def check_training(done, script, ranks=2):
+def check_training(done, folder):
     assert done.returncode == 0, done.stderr
     weights = re.findall(r'weights \d (-?[\d.e+-]+)', done.stdout)
-    assert len(weights) == ranks
+    assert len(weights) == 2
     assert len(set(weights)) == 1
     # Not from what is printed: another rank may print into the line.
-    log = json.loads((script.parent / 'result' / 'log').read_text())
+    log = json.loads((folder / 'result' / 'log').read_text())
     assert log[8]['validation/main/accuracy'] > 0.5     # chance is 0.1
 
 
@@ -104,78 +99,62 @@ def check_training(done, script, ranks=2):
     'fp8', *(pytest.param(name, marks=pytest.mark.slow)
              for name in ('fp8_paper', 'float16'))])
 def test_the_script_trains_with_the_communicator_of_the_command_line(
-        script, name):
-    done = run(script, '--communicator', name,
-               *(['--warmup', '3'] if 'fp8' in name else []),
-               after=['--epoch', '9'])
-    check_training(done, script)
+        tmp_path, name):
+    done = run(2, tmp_path, SCRIPT, '--communicator', name, *(
+        ['--warmup', '3'] if 'fp8' in name else []), after=['--epoch', '9'])
+    check_training(done, tmp_path)
     assert 'class CodecCommunicator' in done.stdout
     if 'fp8' in name:
         assert 'warmup=3' in done.stdout
     assert f"'{name}' in place of 'naive'" in done.stderr
 
 
-def test_without_communicator_the_script_chooses(script):
-    done = run(script, after=['--epoch', '9'])
-    check_training(done, script)
-    assert 'class NaiveCommunicator' in done.stdout
-    done = run(script, after=['--epoch', '9', '--communicator', 'fp8'])
-    check_training(done, script)
-    assert 'class CodecCommunicator' in done.stdout
-
-
-def test_a_communicator_that_chainer_7_lacks_is_refused_in_a_line(tmp_path):
-    path = tmp_path / 'train.py'
-    path.write_text("import chainermn\n"
-                    "chainermn.create_communicator('hierarchical')\n")
-    check_refusal(run(path), "no communicator 'hierarchical'; give --comm")
+@on_ranks(2)
+def test_without_communicator_the_script_chooses(comm, tmp_path):
+    for given, made in ([], 'Naive'), (['--communicator', 'fp8'], 'Codec'):
+        done = run_here(comm, tmp_path, SCRIPT,
+                        arguments=['--epoch', '9', *given])
+        check_training(done, tmp_path)
+        assert f'class {made}Communicator' in done.stdout
 
 
 _COMM = "import chainermn\ncomm = chainermn.create_communicator('naive')\n"
 
 
-@pytest.mark.parametrize(('head', 'before', 'message'), [
-    ('', '', 'creates no communicator, so each of the 2 ranks would train a '
+@pytest.mark.parametrize(('head', 'message'), [
+    ('', 'creates no communicator, so each of the 2 ranks would train a '
      'model of its own'),
-    ('from mpi4py import MPI', '', ''),
-    (_COMM, 'optimizer = chainermn.create_multi_node_optimizer('
-     'optimizer, comm).setup(model)', ''),
-])
+    ('from mpi4py import MPI', '')])
 def test_a_script_without_a_communicator_is_refused_at_its_first_update(
-        tmp_path, head, before, message):
+        tmp_path, head, message):
     """Unless the script names mpi4py."""
-    path = tmp_path / 'train.py'
-    path.write_text(f'''
+    done = run(2, tmp_path, f'''
 {head}
 import chainer, numpy
 x, t = numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i')
 model = chainer.links.Classifier(chainer.links.Linear(3, 2))
 optimizer = chainer.optimizers.SGD().setup(model)
-{before}
 for _ in range(2):
     optimizer.update(model, x, t)
     print('an update')
-''')
-    done = run(path, '--communicator', 'fp8')
+''', '--communicator', 'fp8')
     assert done.stderr.count('chainer_fp8pipe run: ') == bool(message)
     assert message in done.stderr
     assert done.returncode == (2 if message else 0)
     assert done.stdout.count('an update') == (0 if message else 4)
 
 
-@pytest.mark.parametrize(('options', 'message'), [
-    ('--communicator fp8 --algorithm torus2d --shape 2x2',
-     'a torus of shape 2x2 has 4 ranks, not 2; pass a shape'),
-    ('--warmup 8', "'naive' has no option 'warmup'")])
-def test_options_that_do_not_fit_script_or_ranks_are_refused_in_a_line(
-        tmp_path, options, message):
-    path = tmp_path / 'train.py'
-    path.write_text(_COMM)
-    done = run(path, *options.split())
-    assert done.returncode == 2
-    assert done.stderr.count(f'chainer_fp8pipe run: communicator {message}'
-                             if 'naive' in message else message) == 1
-    assert 'Traceback' not in done.stderr
+@on_ranks(2)
+def test_what_does_not_fit_script_or_ranks_is_refused_in_a_line(
+        comm, tmp_path):
+    for script, options, message in [
+            (_COMM.replace('naive', 'hierarchical'), '',
+             "no communicator 'hierarchical'; give --comm"),
+            (_COMM, '--communicator fp8 --algorithm torus2d --shape 2x2',
+             'a torus of shape 2x2 has 4 ranks, not 2; pass a shape'),
+            (_COMM, '--warmup 8', "communicator 'naive' has no option")]:
+        check_refusal(run_here(comm, tmp_path, script, *options.split()),
+                      message)
 
 
 @pytest.mark.skipif(importlib.util.find_spec('cupy') is not None,
@@ -184,12 +163,11 @@ def test_options_that_do_not_fit_script_or_ranks_are_refused_in_a_line(
     (['--cpu'], '3.0 True'), ([], 'run --cpu" gives a script NumPy')])
 def test_a_script_that_imports_cupy_gets_numpys_names(
         options, said, tmp_path):
-    script = tmp_path / 'train.py'
-    script.write_text(
+    done = run(
+        0, tmp_path,
         'import cupy, numpy, chainer\n'
         'x = chainer.backends.cuda.cupy.ones(3)\n'
         'print(x.sum(), chainer.backend.get_array_module(x) is numpy)\n'
-        'assert cupy is not numpy\n')
-    done = run(script, *options, ranks=1)
+        'assert cupy is not numpy\n', *options)
     assert said in done.stdout + done.stderr
     assert done.returncode == (0 if options else 1)

@@ -548,7 +548,7 @@ if __name__ == '__main__':
     print('losses', first, validation()['validation/main/loss'])
 ''')
     done = run_script(
-        4, '-m', 'chainer_fp8pipe', 'run', '--pipeline', '2',
+        2, '-m', 'chainer_fp8pipe', 'run', '--pipeline', '2',
         '--micro-batches', '3', 'script.py', cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert 'at 1.5 was 0.0' in done.stdout
