@@ -61,16 +61,19 @@ quietly = $(1) > $(LOG) 2>&1 || { cat $(LOG) >&2; \
     exit 1; }
 
 # $(call install,EXTRAS): Chainer and this package, editable, on the chosen
-# MPI.
+# MPI.  Chainer's wheel is built beside the rest.
+CHAINER := $(VENV)/chainer
 TEST_EXTRAS := examples,plot,test,docs
 define install
 @rm -f $(VENV)/.*-$(if $(filter own,$(MPI)),mpich,own)
 @$(if $(filter own,$(MPI)),$(call quietly,\
     $(BIN)/python -m pip uninstall --yes mpich))
-@$(call quietly,$(BIN)/python -m pip install \
-    --editable '.[$(call extras,$(1))]')
-@$(call quietly,$(BIN)/python -m chainer_fp8pipe install-chainer \
-    $(if $(CI),--no-cache-dir))
+@rm -rf $(CHAINER) && mkdir $(CHAINER)
+@$(call quietly,{ $(if $(CI),PIP_NO_CACHE_DIR=1) $(BIN)/python -c \
+    'from chainer_fp8pipe.compat.install_chainer import build_wheel; \
+    build_wheel("$(CHAINER)")' & \
+    $(BIN)/python -m pip install --editable '.[$(call extras,$(1))]' && \
+    wait $$! && $(BIN)/python -m pip install $(CHAINER)/*.whl; })
 @$(if $(filter own,$(MPI)),$(check_own_mpi))
 endef
 

@@ -16,7 +16,7 @@ _ACCURACY = 'validation/main/accuracy'
 def train(name, out, percent):
     """Trains until so many of the test images are right; what it took."""
     sys.argv[1:] = ['--communicator', name, '--network', 'dense',
-                    '--batchsize', '16', '--lr', '0.1', '--epoch', '16',
+                    '--batchsize', '24', '--lr', '0.2', '--epoch', '16',
                     '--warmup', '4', '--out', os.path.join(out, name)]
     options = train_digits.parse()
     trainer, comm = train_digits.make_trainer(options)
