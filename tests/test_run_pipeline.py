@@ -510,7 +510,7 @@ trainer.extend(extensions.Evaluator(chainer.iterators.SerialIterator(
 seen = []
 @training.make_extension(trigger=(1, 'iteration'))
 def note(trainer):
-    seen.append([float(trainer.observation[key]) for key in (
+    seen.append([float(trainer.observation[key].array) for key in (
         'main/loss', 'main/mean')] + [float(trainer.observation.get(
             'validation/main/loss', 0))])
 trainer.extend(note, priority=0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -241,7 +241,8 @@ class ChainAdapter(Adapter):
             found[LOSS] = self.mean.report
         return found
 
-    def report(self, means: dict[str, Any]) -> dict[str, Any]:
+    def report(self, means: dict[str, Any], variables: Mapping[str, str]
+               ) -> dict[str, Any]:
         """Reports means for the links that have reported parts of them.
 
         Returns them with their names in the model; the loss is ``'loss'``.
@@ -249,9 +250,11 @@ class ChainAdapter(Adapter):
         named: dict[str, Any] = {}
         for name, value in means.items():
             path, found, key = name.partition(OBSERVER)
+            shown = chainer.Variable(self._model.xp.asarray(
+                value, variables[name])) if name in variables else value
             if found:
                 link = self._partition.names.links[path]
-                chainer.report({key: value}, link)
+                chainer.report({key: shown}, link)
                 # A script may ask L.Classifier for the loss of the last batch.
                 last = vars(link).get(key)
                 if is_placeholder(nested.array_of(last)) and (
@@ -260,7 +263,7 @@ class ChainAdapter(Adapter):
                         link.xp.asarray(value, last.dtype))
                 named[f'{path}/{key}'.lstrip('/')] = value
             elif name != LOSS:
-                chainer.report({name: value})
+                chainer.report({name: shown})
                 named[name] = value
         return {'loss': means[LOSS], **named} if LOSS in means else named
 

@@ -309,11 +309,11 @@ class Program:
 
     def _note_reports(self, chunk: int, values: dict, inside: dict) -> None:
         for name, value in inside.items():      # in links run as a whole
-            self.found[name] = nested.mapped(value, nested.array_of)
+            self.found[name] = nested.mapped(value, _without_graph)
         for name, value in self.reports.items():
             if self.layout.reporters[name] == chunk:
                 self.found[name] = nested.mapped(
-                    value, lambda leaf: nested.array_of(
+                    value, lambda leaf: _without_graph(
                         self.real(leaf, values)))
 
     @contextlib.contextmanager
@@ -344,6 +344,11 @@ class _Making(Interceptor):
 
 
 _MAKING = _Making()
+
+
+def _without_graph(value: Any) -> Any:
+    return (chainer.Variable(value.array, requires_grad=False)
+            if isinstance(value, chainer.Variable) else value)
 
 
 @contextlib.contextmanager

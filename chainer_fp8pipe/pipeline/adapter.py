@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
@@ -196,7 +196,8 @@ class LayersAdapter(Adapter):
         return {**self._loss.found, 'loss': self.mean.report
                 } if self._end else {}
 
-    def report(self, means: dict[str, Any]) -> dict[str, Any]:
+    def report(self, means: dict[str, Any], variables: Mapping[str, str]
+               ) -> dict[str, Any]:
         """Reports means of the loss and its reports for the model."""
         chainer.report(dict(means), self._model)
         return means

@@ -129,13 +129,14 @@ class Report(NamedTuple):
     kind: str
     total: Any          # the weighted sum in float64; the other
     weight: float       # the sum of the weights
+    variable: str = ''  # the dtype of what was a variable
 
     def plus(self, new: Report) -> Report:
         """With a later report of the same name."""
         if self.kind == new.kind != 'other' and (
                 numpy.shape(self.total) == numpy.shape(new.total)):
-            return Report(new.kind, self.total + new.total,
-                          self.weight + new.weight)
+            return new._replace(total=self.total + new.total,
+                                weight=self.weight + new.weight)
         return new
 
     def mean(self) -> Any:
@@ -165,6 +166,12 @@ def means(everyone: Iterable[Reports]) -> dict[str, Any]:
     return {name: report.mean() for name, report in found.items()}
 
 
+def variables(everyone: Iterable[Reports]) -> dict[str, str]:
+    """The dtypes of what models have reported as variables."""
+    return {name: report.variable for reports in everyone
+            for name, report in reports.items() if report.variable}
+
+
 def report_of(value: Any, weight: float) -> Report:
     """The report of a value with a weight in the mean."""
     kind = 'number'
@@ -173,6 +180,7 @@ def report_of(value: Any, weight: float) -> Report:
             for one in value):
         value, weight, kind = value[0], float(_array(value[1])), 'pair'
     array = _array(value)
+    dtype = array.dtype.str if isinstance(value, chainer.Variable) else ''
     if array.dtype.kind not in 'biuf':
         pickle.dumps(value)     # the other ranks are given it
         return Report('other', value, 1.0)
@@ -180,9 +188,9 @@ def report_of(value: Any, weight: float) -> Report:
     total = (weight * array.astype(float) if weight
              else numpy.zeros(array.shape))
     if array.ndim == 0:
-        return Report(kind, float(total), weight)
+        return Report(kind, float(total), weight, dtype)
     return Report(array.dtype.str if array.dtype.kind == 'f' else 'f8', total,
-                  weight)
+                  weight, dtype)
 
 
 def _array(value: Any) -> numpy.ndarray:

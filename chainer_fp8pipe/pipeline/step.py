@@ -40,7 +40,7 @@ from .adapter import Adapter, Batch, adapter_of, samples_of
 from .backprop import Arrays
 from .channel import describe
 from .layers import blame
-from .means import means
+from .means import means, variables
 from .meetings import (
     Meetings,
     NotTraced,
@@ -230,7 +230,8 @@ class Pipeline:
             adapter.end()
             result: Any = (
                 self._update(everyone) if step == 'train'
-                else adapter.report(means(everyone)) if step == 'evaluate'
+                else adapter.report(means(everyone), {})
+                if step == 'evaluate'
                 else self._hand_out(joined))
             self._meetings.meet(comm)
         return result
@@ -282,7 +283,7 @@ class Pipeline:
                     optimizer.communicator.multi_node_mean_grad(
                         self._model, optimizer.zero_fill)
                 optimizer = optimizer.actual_optimizer
-        named = self._adapter.report(means(everyone))
+        named = self._adapter.report(means(everyone), variables(everyone))
         # After an exchange the replicas have the same numbers: the first
         # one's count.
         decide_together(optimizer, lambda number: self._meetings.add(

@@ -1,4 +1,7 @@
-"""train_mnist.py of Chainer 2: links have __call__ and look at values."""
+"""train_mnist.py of Chainer 2: links have __call__ and look at values.
+
+Its batches are arrays, and an extension looks at the loss.
+"""
 from __future__ import print_function
 
 import argparse
@@ -59,6 +62,34 @@ class MLP(chainer.Chain):
         return self.l3(h2)
 
 
+class Batches(chainer.dataset.Iterator):
+    def __init__(self, dataset, batch_size):
+        self.dataset, self.batch_size = dataset, batch_size
+        self.order = np.random.permutation(len(dataset))
+        self.position = self.epoch = 0
+        self.is_new_epoch = False
+
+    def __next__(self):
+        rows = self.order[self.position:self.position + self.batch_size]
+        self.position = (self.position + self.batch_size) % len(self.dataset)
+        self.is_new_epoch = self.position == 0
+        self.epoch += self.is_new_epoch
+        return tuple(map(np.stack, zip(*[self.dataset[i] for i in rows])))
+
+    @property
+    def epoch_detail(self):
+        return self.epoch + float(self.position) / len(self.dataset)
+
+
+def as_it_is(batch, device):
+    return batch
+
+
+def stop_at_nan(trainer):
+    if np.isnan(float(trainer.observation['main/loss'].data)):
+        raise RuntimeError('nan')
+
+
 def main():
     parser = argparse.ArgumentParser(description='Chainer example: MNIST')
     parser.add_argument('--gpu', '-g', type=int, default=-1)
@@ -72,13 +103,15 @@ def main():
     t = (x.sum(axis=1) * 3).astype(np.int) % 3
     data = chainer.datasets.TupleDataset(x, t.astype(np.int32))
     train, test = chainer.datasets.split_dataset_random(data, 24, seed=0)
-    train_iter = chainer.iterators.SerialIterator(train, 8)
+    train_iter = Batches(train, 8)
     test_iter = chainer.iterators.SerialIterator(
         test, 8, repeat=False, shuffle=False)
-    updater = training.StandardUpdater(train_iter, optimizer, device=args.gpu)
+    updater = training.StandardUpdater(
+        train_iter, optimizer, converter=as_it_is, device=args.gpu)
     trainer = training.Trainer(updater, (3, 'epoch'))
     trainer.extend(extensions.Evaluator(test_iter, model, device=args.gpu))
     trainer.extend(extensions.LogReport())
+    trainer.extend(stop_at_nan, trigger=(1, 'iteration'))
     trainer.run()
     chainer.serializers.save_npz('result/model.npz', model)
 

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import random
 import sys
@@ -30,7 +31,7 @@ from ...chains.deferred import Deferral, fetching
 from ...chains.partition import partition
 from ...chains.plan import PartitionPlan
 from ...intercept.function_calls import creating
-from ...intercept.training_objects import Originals
+from ...intercept.training_objects import LIBRARIES, Originals
 from ...mpi.agreement import agree, raise_together
 from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced, decisions
@@ -199,12 +200,8 @@ class PipelineJob(Originals):
                 'plan, or raise the batch size')
         self._loss_func = loss_of(updater.loss_func, model)
         self.grid = ProcessGrid(self.comm, pipeline=options.pipeline)
-        # A batch of the iterator would be missing in the training, and one
-        # that reads ahead in other processes cannot be copied.
         example = first_batch(
-            self.comm, lambda: self.comm.rank or [
-                own.dataset[place]
-                for place in range(min(samples, len(own.dataset)))],
+            self.comm, lambda: self.comm.rank or _examples(own, samples),
             updater.converter, updater.input_device)
         self._building.close()
         chunks = (options.cut.chunks if options.cut else
@@ -245,6 +242,16 @@ class PipelineJob(Originals):
             # The script's loop may ask its own.
             show_progress_of(updater.get_iterator('main'), own)
         self.updater = updater
+
+
+def _examples(iterator: Any, samples: int) -> Any:
+    """What a micro-batch is converted of; nothing of it is used up."""
+    if type(iterator).__module__.partition('.')[0] in LIBRARIES:
+        # One that reads ahead in other processes cannot be copied.
+        return [iterator.dataset[place]
+                for place in range(min(samples, len(iterator.dataset)))]
+    batch = copy.deepcopy(iterator).next()      # of any kind
+    return batch[:samples] if isinstance(batch, list) else batch
 
 
 def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
@@ -295,6 +302,10 @@ class Divided(FollowingIterator):
             batch = self._own.next()
         except StopIteration:
             return [None] * size
+        if not isinstance(batch, list):
+            raise ValueError(
+                f'{type(self._own).__name__} gives a {type(batch).__name__}; '
+                'replicas divide a list of examples')
         now = progress(self._own)
         return [(now, batch[len(batch) * n // size:
                             len(batch) * (n + 1) // size])
