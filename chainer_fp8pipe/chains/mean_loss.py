@@ -2,9 +2,9 @@
 # A pipeline takes the mean of its micro-batches' losses.  So the first update
 # compares: plain Chainer computes the loss of the batch's first samples, and
 # of the first and the others alone (two samples may have equally many labels,
-# many hardly have), as in evaluation.  Where it draws random numbers, halves of
-# them are compared, often enough to tell a sum from a mean.  Weights of other
-# ranks are made up, as views of a few numbers, which take no memory.
+# many hardly have), as in evaluation.  Where it draws random numbers, halves
+# are compared, often enough to tell a sum from a mean.  Weights of other ranks
+# are made up, as views of a few numbers, which take no memory.
 from __future__ import annotations
 
 import contextlib

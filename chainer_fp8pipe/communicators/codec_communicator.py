@@ -127,6 +127,7 @@ class CodecCommunicator(MpiCommunicatorBase):
                     chainer.backends.cuda.to_cpu(parameter.array), order='C')
                 self.mpi_comm.Bcast(host.reshape(-1).view(numpy.uint8))
                 parameter.array[...] = parameter.xp.asarray(host)
+        updates.broadcast()
 
     def split(self, color: int, key: int) -> CodecCommunicator:
         """A communicator of the same kind for each ``color``.

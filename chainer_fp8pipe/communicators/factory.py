@@ -126,6 +126,10 @@ def _chainermns(name: str, mpi_comm: MPI.Comm, options: dict[str, Any]
                                  **kwargs: Any) -> None:
             super().multi_node_mean_grad(model, *args, **kwargs)
             updates.finished((id(self), id(model)))
+
+        def bcast_data(self, model: Any) -> None:
+            super().bcast_data(model)
+            updates.broadcast()
     # Snapshots have the name of the communicator.
     Counting.__name__ = Counting.__qualname__ = kind.__name__
     made.__class__ = Counting

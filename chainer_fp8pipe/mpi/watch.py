@@ -59,6 +59,8 @@ _LONGER = 3
 #: this process itself was stopped.
 _FRESH = 6.0
 
+#: Who calls for the parameters in the first update.
+_OPTIMIZERS = 'chainermn.optimizers'
 _LIBRARY = os.path.dirname(os.__file__) + os.sep
 _OURS = os.path.abspath(f'{__file__}/../..') + os.sep
 #: Frames in these poll; a thread there only moves messages of this package.
@@ -184,6 +186,11 @@ class UpdateCount:
             self._took[self._last[0]].append(now - self._last[1])
         self._last = kind, now
         self.total += 1
+
+    def broadcast(self) -> None:
+        """Counts an update of ChainerMN's that has sent parameters alone."""
+        if sys._getframe(2).f_globals['__name__'] == _OPTIMIZERS:
+            self.finished('broadcast')
 
     def limit(self) -> float:
         """Seconds without an update that nobody expects.

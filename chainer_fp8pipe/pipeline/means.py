@@ -175,12 +175,12 @@ def variables(everyone: Iterable[Reports]) -> dict[str, str]:
 def report_of(value: Any, weight: float) -> Report:
     """The report of a value with a weight in the mean."""
     kind = 'number'
+    dtype = value.dtype.str if isinstance(value, chainer.Variable) else ''
     if isinstance(value, tuple) and len(value) == 2 and all(
             _array(one).ndim == 0 and _array(one).dtype.kind in 'biuf'
             for one in value):
         value, weight, kind = value[0], float(_array(value[1])), 'pair'
     array = _array(value)
-    dtype = array.dtype.str if isinstance(value, chainer.Variable) else ''
     if array.dtype.kind not in 'biuf':
         pickle.dumps(value)     # the other ranks are given it
         return Report('other', value, 1.0)

@@ -2,6 +2,7 @@ from functools import partial
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.codecs import CODECS
+from chainer_fp8pipe.mpi.watch import updates
 
 import chainer
 import chainer.functions as F
@@ -56,6 +57,22 @@ def test_gradients_of_any_dtype_and_order_are_averaged_where_they_are(
         numpy.testing.assert_allclose(
             parameter.grad, mean, rtol=0,
             atol=max(tolerance, 3 * TOLERANCE[name]))
+
+
+@pytest.mark.parametrize('name', ['naive', 'fp8'])
+@on_ranks(2)
+def test_each_update_of_chainermns_optimizer_is_counted(comm, name):
+    """Also the first one, which sends parameters: the watch begins then."""
+    communicator = make(name, comm)
+    model, before = Model(shapes=((4,),)), updates.total
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), communicator).setup(model)
+    communicator.bcast_data(model)
+    for count in range(3):
+        assert updates.total == before + count
+        model.cleargrads()
+        model.p0.grad = numpy.ones(4, 'f4')
+        optimizer.update()
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -65,6 +65,8 @@ def iterator(data):
 def same(found, expected):
     assert found.keys() == expected.keys()
     for name, value in expected.items():
+        is_variable = isinstance(value, chainer.Variable)
+        assert isinstance(found[name], chainer.Variable) == is_variable, name
         value, other = (getattr(one, 'array', one)
                         for one in (value, found[name]))
         if isinstance(value, tuple):
@@ -75,8 +77,8 @@ def same(found, expected):
             assert other == value, name
         else:
             assert np.shape(other) == np.shape(value), name
-            assert isinstance(other, np.ndarray) == (np.ndim(value) > 0 and
-                not isinstance(value, list)), name
+            assert isinstance(other, np.ndarray) == is_variable or (
+                np.ndim(value) > 0 and not isinstance(value, list)), name
             np.testing.assert_allclose(other, value, rtol=1e-5, err_msg=name)
 
 
