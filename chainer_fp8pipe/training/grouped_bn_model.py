@@ -80,13 +80,11 @@ def _copied(model: Any) -> tuple[Any, list[Any]]:
                 f'a {type(link).__name__} (called {link.name}) cannot be '
                 'grouped, only BatchNormalization itself; replace it in the '
                 'model')
-    kept = memo.get(id(memo))       # the originals
+    del memo[id(memo)]      # the originals
     for thing in memo.values():
-        if isinstance(thing, (dict, list, tuple)) and thing is not kept:
-            for one in thing.values() if isinstance(thing, dict) else thing:
-                _check_function(one)
-        else:
-            _check_function(thing)
+        for one in (thing.values() if isinstance(thing, dict) else thing
+                    if isinstance(thing, (list, tuple)) else [thing]):
+            _check_function(one)
     return result, found
 
 

@@ -396,18 +396,6 @@ def test_a_new_run_does_not_mix_its_snapshots_with_an_old_ones(
                                'snapshot_iter_10.ranks']
 
 
-@on_ranks(1)
-def test_a_second_folder_of_a_new_run_is_looked_at_like_the_first(
-        comm, tmp_path):
-    train(comm, tmp_path)
-    trainer, communicator = make_trainer(comm, tmp_path)
-    for name, folder in ('first', tmp_path / 'new'), ('second', tmp_path):
-        trainer.extend(Snapshot(communicator, directory=str(folder)), name)
-    with pytest.raises(RuntimeError, match='is of another run'):
-        trainer.run()
-    assert len(names(tmp_path)) == 2
-
-
 @on_ranks(2)
 def test_snapshots_may_be_written_at_other_times_after_a_resume(
         comm, tmp_path):
