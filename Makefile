@@ -149,14 +149,11 @@ sanitize: $(TEST)  ## tests of compiled code, with address and undefined sanitiz
 	        tests/codecs tests/allreduce tests/exchange
 
 bench: $(TEST)  ## all-reduce and training on virtual hosts
-	@mkdir -p result/bench
 	@for network in star aggregator torus; do \
 	    $(BIN)/python benchmarks/allreduce.py $$network \
-	        --sizes 1e6,8e6 --json result/bench/$$network.json \
-	        || exit 1; echo; done
+	        --sizes 1e6,8e6 || exit 1; echo; done
 	@for what in steps accelerator; do \
-	    $(BIN)/python benchmarks/training.py $$what \
-	        --json result/bench/$$what.json || exit 1; echo; done
+	    $(BIN)/python benchmarks/training.py $$what || exit 1; echo; done
 
 test-gpu: $(VENV)/.gpu-$(MPI)  ## the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
