@@ -118,7 +118,7 @@ class ChainAdapter(Adapter):
         first = len(batch.arrays) - len(batch.names)
         found = [nested.leaves((tuple(part[:first]), dict(zip(
             batch.names, part[first:], strict=True))))
-            for part in rows(batch, sizes)]
+            for part in rows(batch.arrays, sizes)]
         return batch._replace(
             arrays=[], sizes=sizes, trees=[tree for _, tree in found],
             parts=[list(map(_host, leaves)) for leaves, _ in found])

@@ -34,7 +34,6 @@ from ..mpi import all_ranks
 from ..mpi.world import enter_world
 from ..pipeline.layers import (
     Layer,
-    LayerError,
     as_tuple,
     kind_of,
     layer_name,
@@ -284,25 +283,24 @@ class Divisible(chainer.ChainList):
         Raises:
             ValueError: On all ranks: ranks have other layers or arguments,
                 these do not fit, layers on two ranks share parameters, or the
-                class has a ``forward`` of its own, or the model hooks.
-            LayerError: Values cannot be drawn; on all ranks.
+                class has a ``forward`` of its own, the model hooks, or
+                values cannot be drawn.
         """
         from ..mpi.agreement import raise_together  # it takes MPI
         enter_world(comm)
         stage, stages = ((comm.stage_index, comm.stages)
                          if hasattr(comm, 'stage_index')    # a grid
                          else (comm.rank, comm.size))
-        part = raise_together(
-            all_ranks(comm), lambda: self.share(
-                stage, stages, balance, chunks), ValueError,
-            lambda part: self._agreed(chunks, balance),
-            'Build the same model on all ranks, and pass the same to stage().')
 
-        def draw() -> None:
+        def cut() -> Any:
+            part = self.share(stage, stages, balance, chunks)
             for parameter in part.params():
                 _ = parameter.array     # reading it draws the values
-        raise_together(all_ranks(comm), draw, LayerError)
-        return part
+            return part
+        return raise_together(
+            all_ranks(comm), cut, ValueError,
+            lambda part: self._agreed(chunks, balance),
+            'Build the same model on all ranks, and pass the same to stage().')
 
     def divide(self, start: int, end: int) -> Any:
         """The layers ``start`` to ``end - 1`` of the whole model.

@@ -193,9 +193,9 @@ class GroupedBatchNormalizationFunction(
         if self.running_mean is None:
             return
         # Chainer's running variance is the unbiased one.
-        unbiased = variance * self.elements / max(self.elements - 1, 1)
+        variance = variance * self.elements / max(self.elements - 1, 1)
         for average, now in ((self.running_mean, mean),
-                             (self.running_var, unbiased)):
+                             (self.running_var, variance)):
             average *= self.decay
             average += backend.get_array_module(average).asarray(
                 ((1 - self.decay) * now).reshape(average.shape),

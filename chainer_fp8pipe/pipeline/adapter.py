@@ -59,17 +59,10 @@ def samples_of(arrays: list[Any], lists: bool = False) -> int:
     return lengths[0]
 
 
-def cut(array: Any, sizes: list[int]) -> list[Any]:
-    """The micro-batches of an array of a batch."""
-    ends = [0, *itertools.accumulate(sizes)]
-    return [array[start:end] for start, end in itertools.pairwise(ends)]
-
-
-def rows(batch: Batch, sizes: list[int]) -> list[list[Any]]:
-    """The arrays of each micro-batch."""
-    return [list(of) for of in zip(*[
-        cut(array, sizes) for array in batch.arrays],
-        strict=True)] or [[] for _ in sizes]
+def rows(arrays: list[Any], sizes: list[int]) -> list[list[Any]]:
+    """The parts of arrays of a batch that each micro-batch has."""
+    return [[array[end - size:end] for array in arrays] for size, end
+            in zip(sizes, itertools.accumulate(sizes), strict=True)]
 
 
 class Adapter:
@@ -102,7 +95,7 @@ class Adapter:
     def cut(self, batch: Batch, sizes: list[int]) -> Batch:
         """A batch, divided into micro-batches."""
         return batch._replace(arrays=[], sizes=sizes,
-                              parts=rows(batch, sizes))
+                              parts=rows(batch.arrays, sizes))
 
     def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
         """This rank's findings, which all ranks hear before they prepare."""
@@ -183,13 +176,15 @@ class LayersAdapter(Adapter):
     def scatter(self, step: str, batch: Batch
                 ) -> tuple[list[Arrays], list[float]]:
         """Each micro-batch's inputs, and weights where the loss is."""
-        inputs: list[Arrays] = list(map(tuple, batch.parts))
+        weights: list[float] = []
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
-        return inputs, self._loss.begin(cut(
-            self._model.device.send(batch.target), batch.sizes),
-            self._grid.replicas if step == 'train' else 1) if (
-                self._end and step != 'predict') else []
+        if self._end and step != 'predict':
+            target = self._model.device.send(batch.target)
+            weights = self._loss.begin(
+                [one for one, in rows([target], batch.sizes)],
+                self._grid.replicas if step == 'train' else 1)
+        return list(map(tuple, batch.parts)), weights
 
     def reported(self) -> Reports:
         """The loss, and what it reports, which the last stage knows."""

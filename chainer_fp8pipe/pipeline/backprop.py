@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import heapq
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -74,7 +75,8 @@ class Tape:
         self._describe, self._numbers = describe, numbers
         self._now: Any = None       # the function that was visited last
         self._gradients: dict[Any, list[Any]] = {}
-        self._put_off: list[tuple[Any, list[int], tuple]] = []
+        # In the order of the way: what makes gradients, or has made them.
+        self._put_off: list[Callable[[], object]] = []
         self._functions: list[tuple[int, int, Any]] = []
         self._seen: set[Any] = set()
 
@@ -89,9 +91,10 @@ class Tape:
 
         ``taker`` takes those of parameters; passes inside of functions leave
         some in these.  With ``defer`` those of weights of :data:`SEPARABLE`
-        functions are left to :meth:`backward_weight`.
+        functions are left to :meth:`backward_weight`, which hands all over in
+        the same order.
         """
-        self._taker = taker
+        self._taker, self._defer = taker, defer
         starts = [(node, gradient) for node, gradient in zip(
             self._outputs, gradients, strict=True)
             if gradient is not None and node.requires_grad]
@@ -102,24 +105,34 @@ class Tape:
                         chainer.Variable(gradient, requires_grad=False))
                     self._go_on(node)
                 while self._functions:
-                    self._visit(heapq.heappop(self._functions)[2], defer)
+                    self._visit(heapq.heappop(self._functions)[2])
         found = [_sum(self._gradients.get(node)) for node in self._inputs]
         self._gradients.clear()
         return tuple([None if one is None else one.array for one in found])
 
     def backward_weight(self) -> None:
         """Computes what :meth:`backward` with ``defer`` left out."""
-        later, self._put_off = self._put_off, []
-        for function, indexes, gradients in later:
-            with _quietly(*[gradient.array for gradient in gradients]):
-                self._apply(function, indexes, gradients)
+        self._defer = False
+        for make in self._put_off:
+            make()
+        self._put_off.clear()
+
+    def _apply_later(self, function: Any, indexes: list[int],
+                     gradients: tuple) -> None:
+        with _quietly(*[gradient.array for gradient in gradients]):
+            self._apply(function, indexes, gradients)
 
     def _go_on(self, node: Any) -> None:
         """A variable has got a gradient; that of a parameter is handed over.
         """
         parameter, function = _parameter(node), node._creator_node
         if parameter is not None:
-            self._taker.take(parameter, _sum(self._gradients.pop(node)).array)
+            take = functools.partial(self._taker.take, parameter,
+                                     _sum(self._gradients.pop(node)).array)
+            if self._defer:
+                self._put_off.append(take)
+            else:
+                take()
         elif function is not None and function not in self._seen:
             after = (function.rank if self._numbers is None
                      else self._numbers[id(function)])
@@ -127,18 +140,19 @@ class Tape:
                            (-after, len(self._seen), function))
             self._seen.add(function)
 
-    def _visit(self, function: Any, defer: bool) -> None:
+    def _visit(self, function: Any) -> None:
         inputs = function.inputs
         indexes = [index for index, node in enumerate(inputs)
                    if node._requires_grad]
         gradients = tuple([
             None if node is None else _sum(self._gradients.pop(node, None))
             for node in [output() for output in function.outputs]])
-        if defer and type(function) in SEPARABLE:
+        if self._defer and type(function) in SEPARABLE:
             later = [index for index in indexes
                      if _parameter(inputs[index]) is not None]
             if later:
-                self._put_off.append((function, later, gradients))
+                self._put_off.append(functools.partial(
+                    self._apply_later, function, later, gradients))
                 indexes = [index for index in indexes if index not in later]
         if indexes:
             self._apply(function, indexes, gradients)

@@ -128,22 +128,17 @@ class Sender(_End):
         self._leaving.extend([HeldRequest(self._comm.Isend(
             [wire, MPI.BYTE], self._peer, self._first_tag + _ARRAYS), wire)
             for wire in wires])
-        self._have_left()
+        _are_done(self._leaving)
         return sum(wire.nbytes for wire in wires)
 
     def flush(self) -> None:
         """Waits until all that was sent has left; arrays may be changed then.
         """
-        if not self._have_left():
+        if not _are_done(self._leaving):
             with waiting(lambda: [Wait(
                     f'rank {self.world_peer} to take what was sent',
                     (self.world_peer,))]):
-                self._wait(self._have_left)
-
-    def _have_left(self) -> bool:
-        while self._leaving and self._leaving[0].test():
-            self._leaving.popleft()
-        return not self._leaving
+                self._wait(lambda: _are_done(self._leaving))
 
 
 class Receiver(_End):
@@ -155,7 +150,7 @@ class Receiver(_End):
     def __init__(self, *args: Any, xp: Any = numpy, **options: Any) -> None:
         super().__init__(*args, **options)
         self._xp, self._lock = xp, threading.Lock()
-        self._coming: _Coming | None = None
+        self._coming: Any = None        # what :meth:`_post` gave
         self.error: BaseException | None = None     # of a thread
 
     def look(self) -> bool:
@@ -166,9 +161,7 @@ class Receiver(_End):
         header = self._peer, self._first_tag + _HEADER
         with self._lock:        # of a rank's own thread and of `moving`
             if self._coming is None and self._comm.Iprobe(*header):
-                self._coming = _Coming(
-                    self._comm, self._peer, self._first_tag + _ARRAYS,
-                    self._comm.recv(None, *header), self._xp)
+                self._coming = self._post(self._comm.recv(None, *header))
         return self._coming is not None
 
     def receive(self, what: Callable[[], str] | None = None
@@ -182,34 +175,28 @@ class Receiver(_End):
                 what() if what else f'a message from rank {self.world_peer}',
                 (self.world_peer,))]):
             self._wait(self.look)
-            coming: Any = self._coming
-            self._wait(coming.have_arrived)
+            found, requests = self._coming
+            self._wait(lambda: _are_done(requests))
         self._coming = None
-        return coming.arrays(self._xp)
+        return tuple([spec and _read(wire, spec, self._xp)
+                      for spec, wire in found])
+
+    def _post(self, specs: list[_Spec | None]) -> tuple[
+            list[tuple[_Spec | None, Any]], deque[HeldRequest]]:
+        """Starts to receive a transfer into new memory, with its requests."""
+        found = [(spec, empty_wire(self._xp, math.prod(spec.shape), spec.dtype)
+                  if spec and 0 not in spec.shape else None) for spec in specs]
+        return found, deque(HeldRequest(self._comm.Irecv(
+            [wire.view(numpy.uint8), MPI.BYTE], self._peer,
+            self._first_tag + _ARRAYS), wire)
+            for _, wire in found if wire is not None)
 
 
-class _Coming:
-    """The receives of one transfer, into new memory."""
-
-    def __init__(self, comm: MPI.Comm, source: int, tag: int,
-                 specs: list[_Spec | None], xp: Any) -> None:
-        self._specs = specs
-        self._wires = [
-            empty_wire(xp, math.prod(spec.shape), spec.dtype)
-            if spec and 0 not in spec.shape else None for spec in specs]
-        self._requests = deque(
-            HeldRequest(comm.Irecv([wire.view(numpy.uint8), MPI.BYTE],
-                                   source, tag), wire)
-            for wire in self._wires if wire is not None)
-
-    def have_arrived(self) -> bool:
-        while self._requests and self._requests[0].test():
-            self._requests.popleft()
-        return not self._requests
-
-    def arrays(self, xp: Any) -> tuple[Any, ...]:
-        return tuple([spec and _read(wire, spec, xp) for spec, wire in zip(
-            self._specs, self._wires, strict=True)])
+def _are_done(requests: deque[HeldRequest]) -> bool:
+    """Whether all are; those that are go."""
+    while requests and requests[0].test():
+        requests.popleft()
+    return not requests
 
 
 def _spec(array: Any, number: int) -> _Spec:

@@ -81,11 +81,6 @@ def test_no_other_cut_is_better(costs, data):
         for ends in itertools.combinations(range(1, len(costs)), parts - 1))
 
 
-def test_large_models_are_quick_and_equal_layers_get_equal_shares():
-    assert even_parts([1] * 400, 8) == [50] * 8
-    assert even_parts([3, 0] * 160, 20) == [16] * 20
-
-
 # --- what is shared ----------------------------------------------------------
 
 GLOBAL = L.Linear(2, 2)

@@ -1,4 +1,6 @@
 """Passes through graphs, beside Chainer's own."""
+from unittest import mock
+
 from chainer_fp8pipe.pipeline.backprop import InParameters, Tape
 
 import chainer
@@ -93,6 +95,23 @@ def test_a_gradient_is_handed_over_when_its_function_is_through():
     assert order == [
         'LinearFunction', 'W1', 'b1', 'Tanh', 'LinearFunction', 'W2', 'b2',
         'LinearFunction', 'W1', 'b1', 'LinearFunction', 'W0', 'b0']
+
+
+def test_what_can_wait_changes_no_order_of_gradients():
+    """Transposed, for an output layer, a weight is not the linear function's.
+    """
+    link, orders = layers()[0], []
+    for defer in False, True:
+        h = F.matmul(F.tanh(link(chainer.Variable(X))), F.transpose(link.W))
+        found = mock.Mock(take_product=None)
+        tape = Tape((), (link(h),))
+        tape.backward((SEED,), found, defer=defer)
+        assert bool(found.take.call_count) != defer
+        tape.backward_weight()
+        orders.append([(call.args[0].name, call.args[1].tobytes())
+                       for call in found.take.call_args_list])
+    assert orders[0] == orders[1]
+    assert [name for name, _ in orders[0]] == ['W0', 'b0', 'W0', 'W0', 'b0']
 
 
 def test_debug_mode_finds_nan():

@@ -27,27 +27,18 @@ def run_in_parts(link, batch, sizes, **options):
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5),
-       st.floats(0, 1), st.integers(0, 3))
-def test_parts_update_the_averages_like_the_whole(sizes, decay, seed):
+       st.floats(0, 1), st.integers(0, 3), st.booleans())
+def test_parts_update_the_averages_like_the_whole(
+        sizes, decay, seed, finetune):
     random = np.random.RandomState(seed)
     whole = L.BatchNormalization(3, decay=decay)
     parted = L.BatchNormalization(3, decay=decay)
     for _ in range(2):
         batch = (random.randn(sum(sizes), 3, 2, 2) * 3 + 10).astype('f')
         with chainer.using_config('train', True):
-            whole(batch)
-        run_in_parts(parted, batch, sizes)
-    assert_same_averages(parted, whole)
-
-
-def test_finetuning_counts_a_batch_once():
-    whole, parted = (L.BatchNormalization(2) for _ in range(2))
-    for scale in (1, 2):
-        batch = np.random.RandomState(scale).randn(6, 2).astype('f')
-        with chainer.using_config('train', True):
-            whole(batch, finetune=True)
-        run_in_parts(parted, batch, [2, 4], finetune=True)
-    assert parted.N == whole.N == 2
+            whole(batch, finetune=finetune)
+        run_in_parts(parted, batch, sizes, finetune=finetune)
+    assert parted.N == whole.N
     assert_same_averages(parted, whole)
 
 

@@ -131,19 +131,6 @@ def test_any_sequence_of_transfers_arrives_in_both_directions_at_once(
 
 # --- what travels ------------------------------------------------------------
 
-@pytest.mark.parametrize('order', [(0, 2, 1), (1, 0, 2), (2, 0, 1)])
-@on_ranks(2)
-def test_the_order_of_axes_in_memory_is_kept(comm, order):
-    sender, receiver = channel(comm)
-    array = numpy.arange(24.0).reshape(2, 3, 4).transpose(order)
-    for arrays in [(array,), (array, None, array)]:
-        sender.send(arrays)
-        for found in filter(lambda a: a is not None, receiver.receive()):
-            assert found.strides == array.strides
-            numpy.testing.assert_array_equal(found, array)
-    sender.flush()
-
-
 @on_ranks(2)
 def test_arrays_on_devices_and_hosts_arrive_where_they_shall(comm):
     rng = numpy.random.default_rng(0)
