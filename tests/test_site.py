@@ -1,7 +1,6 @@
 """The built documentation: how long it is."""
 import html
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -52,14 +51,3 @@ def test_the_site_is_not_too_long_to_read(site):
         assert inside
         assert sum(inside.values()) <= most, sorted(
             inside.items(), key=lambda row: -row[1])[:10]
-
-
-def test_sentences_are_short(site):
-    lengths = []
-    for text in pages_of(site).values():
-        text = re.sub(r'(?s)<(pre|table|math).*?</\1>', '', text)
-        for paragraph in re.findall(r'(?s)<p>(.*?)</p>', text):
-            plain = html.unescape(re.sub('<.*?>', '', paragraph))
-            lengths += [len(one.split()) for one in
-                        re.split(r'(?<=[.:!?])\s+(?=[A-Z("])', plain)]
-    assert statistics.median(lengths) <= 16

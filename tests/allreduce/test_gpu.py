@@ -112,12 +112,12 @@ def bits(found):
 
 
 @pytest.mark.parametrize('codec', CODECS)
-@on_ranks(1, 4)
+@on_ranks(4)
 def test_means_residuals_and_reports_are_those_of_the_cpu(comm, codec):
     for way, kind, framing in [
             ('direct', 'extreme', {}), ('torus2d', 'nonfinite', {}),
             ('ring', 'normal', {'shared_memory': False}),
-            *([('ring two', 'normal', {})] if comm.size > 1 else [])]:
+            ('ring two', 'normal', {})]:
         check(comm, stand_in, way, codec, kind, **framing)
 
 

@@ -46,12 +46,13 @@ every = pytest.mark.parametrize('name', RUNS)
 _made = {}
 
 
-def run(name, out, *arguments):
-    ranks, given, _ = RUNS[name]
-    done = run_script(ranks, EXAMPLES / f'{name}.py', *given, *arguments,
-                      '--out', out)
+@on_ranks()
+def in_ranks(comm, name, out):
+    done = run_python(comm, out.parent, EXAMPLES / f'{name}.py',
+                      *RUNS[name][1], '--out', out)
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    if comm.rank == 0:
+        (out.parent / 'printed').write_text(done.stdout)
 
 
 @pytest.fixture
@@ -59,7 +60,8 @@ def whole(name, tmp_path_factory):
     """What an example prints, and the folder of its results."""
     if name not in _made:
         out = tmp_path_factory.mktemp(name) / 'out'
-        _made[name] = run(name, out), out
+        in_ranks(ranks=RUNS[name][0], name=name, out=out)
+        _made[name] = (out.parent / 'printed').read_text(), out
     return _made[name]
 
 
@@ -124,7 +126,10 @@ def test_resumed_it_ends_with_the_same_bits(name, whole, tmp_path):
         re.search(r'\d+', path.name)[0]))
     shutil.rmtree(last)
     (out / 'model.npz').unlink()
-    assert 'goes on after iteration 75' in run(name, out, '--resume')
+    ranks, given, _ = RUNS[name]
+    done = run_script(ranks, EXAMPLES / f'{name}.py', *given, '--resume',
+                      '--out', out)
+    assert 'goes on after iteration 75' in done.stdout, done.stderr
     assert arrays(out / 'model.npz') == arrays(whole[1] / 'model.npz')
 
 

@@ -209,20 +209,6 @@ def test_aggregators_sum_what_is_sent_early(comm, name):
     assert results[:1] == results[1:]
 
 
-@on_ranks(1, 2)
-@pytest.mark.parametrize('overlap', [False, True])
-def test_a_model_without_elements_is_averaged(comm, overlap):
-    communicator = make(comm, 'fp8', overlap)
-    model = chainer.Link()
-    with model.init_scope():
-        model.w = chainer.Parameter(numpy.ones((0, 3), 'f4'))
-    for _ in range(5):
-        model.w.grad = numpy.ones((0, 3), 'f4')
-        communicator.multi_node_mean_grad(model)
-        assert model.w.grad.shape == (0, 3)
-    communicator.finalize()
-
-
 # --- errors ------------------------------------------------------------------
 
 class Choosing(NETWORKS['Changing']):
