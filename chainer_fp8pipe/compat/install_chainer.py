@@ -33,22 +33,6 @@ def _nms_gpu_post(*arguments):
 '''
 
 
-def install_chainer(options: Sequence[str] = ()) -> None:
-    """Installs Chainer with options of ``pip install`` or ``uv pip install``.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        _install('--no-deps', *options, str(build_wheel(folder, options)))
-    _install(*options, f'chainer=={TODAY}')     # what it needs
-
-
-def install_chainercv(options: Sequence[str] = ()) -> None:
-    """Installs ChainerCV without its file of C."""
-    with tempfile.TemporaryDirectory() as folder:
-        _install(*options, str(build_wheel(
-            folder, options, 'chainercv==0.13.1', _without_c,
-            CC='true', LDSHARED='true')))       # compiles nothing
-
-
 def _without_c(place):
     (place / 'chainercv/utils/bbox/_nms_gpu_post.py').write_text(_NO_C)
 
@@ -73,7 +57,7 @@ def build_wheel(folder: str | os.PathLike[str], options: Sequence[str] = (),
                 requirement: str = f'chainer=={CHAINER}',
                 mend: Callable[[pathlib.Path], None] = _mended,
                 **variables: str) -> pathlib.Path:
-    """Builds a wheel, by default that of the mended Chainer.
+    """Builds a wheel, by default that of the mended Chainer; where it is.
 
     Args:
         folder: Gets the wheel.
@@ -81,9 +65,6 @@ def build_wheel(folder: str | os.PathLike[str], options: Sequence[str] = (),
         requirement: What is built, with an older setuptools.
         mend: Changes what was built, which is in the folder that it is given.
         variables: Of the build's environment.
-
-    Returns:
-        The wheel.
     """
     with tempfile.TemporaryDirectory() as name:
         tools, place = (pathlib.Path(name) / part for part in ('tools', 'it'))
@@ -135,7 +116,12 @@ def main(arguments: Sequence[str]) -> int:
                         default=[], dest='others', metavar='NAME',
                         help='chainercv, which pip alone cannot build, too')
     given, options = parser.parse_known_args(arguments)
-    install_chainer(options)
+    with tempfile.TemporaryDirectory() as folder:
+        _install('--no-deps', *options, str(build_wheel(folder, options)))
+    _install(*options, f'chainer=={TODAY}')     # what it needs
     if given.others:
-        install_chainercv(options)
+        with tempfile.TemporaryDirectory() as folder:
+            _install(*options, str(build_wheel(
+                folder, options, 'chainercv==0.13.1', _without_c,
+                CC='true', LDSHARED='true')))       # compiles nothing
     return 0

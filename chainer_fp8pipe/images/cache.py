@@ -1,8 +1,7 @@
 """Files' bytes in memory that the ranks of a node share."""
-# The memory has no name in the file system, and the kernel frees it with the
-# last process that has it open, even after SIGKILL, which leaves names of
-# multiprocessing.shared_memory behind.  Other processes of the node open it
-# through /proc/PID/fd.  Not a window of MPI: a container's /dev/shm is small.
+# The memory has no name in the file system, so that the kernel frees it with
+# the last process that has it open, even after SIGKILL.  Others of the node
+# open it through /proc/PID/fd.  A container's /dev/shm is too small.
 #
 #     bytes given out | an entry per sample: start, size | the bytes
 #
@@ -98,5 +97,5 @@ class Cache:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
-            finally:
+            finally:        # a fork may hold what is closed here
                 fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,18 +1,18 @@
 """Encoded images to pixels: only the part, and the size, that are needed.
 
 A transform draws its part from the size alone, which stands in the file's
-head.  A JPEG is coded from top to bottom in blocks: all codes down to the
-part's lower edge must be read.  The inverse transform, the chroma upsampling
-and the colour conversion, more than half of the work, are done for the part
-only by libjpeg-turbo 3 (``tj3SetCroppingRegion``, which no binding for Python
-has).  The library is the system's if that is of version 3, else the one in the
-wheel ``turbojpeg``.  Pillow decodes the whole image.  Where the part is 2, 4
-or 8 times as large as the result, both average while they decode (Independent
-JPEG Group, libjpeg.txt, "scaled decoding").
+head.  Of a JPEG all codes down to the part's lower edge must be read; the
+inverse transform, the chroma upsampling and the colour conversion, more than
+half of the work, are done for the part only by libjpeg-turbo 3
+(``tj3SetCroppingRegion``, which no binding for Python has).  The library is
+the system's if that is of version 3, else the one in the wheel ``turbojpeg``;
+without one Pillow decodes the whole image.  Where the part is 2, 4 or 8 times
+as large as the result, both average while they decode (Independent JPEG Group,
+libjpeg.txt, "scaled decoding").
 
 Resizing is Pillow's BILINEAR: a triangle as wide as one pixel of the coarser
-grid.  cykooz_resizer computes the same with vector instructions, four times as
-fast; single values differ by 1 of 255, very few by 2, as both round twice.
+grid.  cykooz_resizer computes the same four times as fast; single values
+differ by 1 of 255, very few by 2, as both round twice.
 
 All of them release the interpreter, so that threads decode at the same time.
 """
@@ -87,10 +87,8 @@ def decode(data: bytes, plan: Callable[[int, int], Crop]) -> numpy.ndarray:
     from PIL import Image
     image: Any = Image.open(io.BytesIO(data), formats=('JPEG', 'PNG'))
     part, shrink = choose(*image.size)
-    if is_jpeg and shrink > 1:
-        image.draft(None, (image.width // shrink, image.height // shrink))
-    else:
-        shrink = 1
+    shrink = shrink if is_jpeg else 1
+    image.draft(None, (image.width // shrink, image.height // shrink))
     if image.mode.startswith('I'):
         # 16 bits of grey; Pillow's own conversion cuts off all above 255.
         pixels = numpy.repeat((numpy.asarray(image) >> 8).astype(
@@ -163,10 +161,8 @@ def decode_part(data: bytes, choose: Callable[[int, int], tuple[Crop, int]]
                 ) -> tuple[numpy.ndarray, Crop, int] | None:
     """Decodes a part of a JPEG with libjpeg-turbo.
 
-    Args:
-        data: The file.
-        choose: Returns the part for the width and height in pixels, and the
-            factor by which a decoder may shrink.
+    ``choose`` returns the part for the width and height in pixels, and the
+    factor by which a decoder may shrink.
 
     Returns:
         The pixels of the shrunk image that cover the part, of shape (h, w,

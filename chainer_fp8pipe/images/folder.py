@@ -206,11 +206,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 
 def find_images(root: str
                 ) -> tuple[list[str], numpy.ndarray, numpy.ndarray]:
-    """Looks for ``root/CLASS/*.JPEG`` (or ``.jpg``, ``.png``).
+    """Classes and images of ``root/CLASS/*.JPEG``, each sorted by name.
 
-    Classes are numbered in the order of their names, and files are sorted,
-    whatever the order of the file system.  Other files and hidden ones are
-    left out.
+    Other files and hidden ones are left out.
 
     Returns:
         Names of classes; of each file the index of its class, int32; and the
@@ -220,28 +218,23 @@ def find_images(root: str
     Raises:
         ValueError: There is no class, or one without images.
     """
-    classes = _names(root)
+    classes = sorted(one.name for one in os.scandir(root)
+                     if one.name[0] != '.' and one.is_dir())
     if not classes:
         raise ValueError(f'{root!r} has no folders in it; images are '
                          'expected as ROOT/CLASS/*.JPEG')
-    found = [[os.path.join(name, file)
-              for file in _names(os.path.join(root, name), files=True)
-              if file.lower().endswith(_SUFFIXES)] for name in classes]
-    for name, files in zip(classes, found, strict=True):
+    labels, found = [], []
+    for label, name in enumerate(classes):
+        files = [os.fsencode(os.path.join(name, file))
+                 for file in sorted(os.listdir(os.path.join(root, name)))
+                 if file[0] != '.' and file.lower().endswith(_SUFFIXES)]
         if not files:
             raise ValueError(
                 f'no images ({", ".join(_SUFFIXES)}) in {name!r} of {root!r}; '
                 'every folder there is a class: remove the others')
-    return classes, numpy.repeat(
-        numpy.arange(len(classes), dtype=numpy.int32),
-        [len(files) for files in found]), numpy.array([
-            os.fsencode(file) for files in found for file in files])
-
-
-def _names(folder: str, files: bool = False) -> list[str]:
-    with os.scandir(folder) as entries:
-        return sorted(one.name for one in entries if one.name[0] != '.'
-                      and (one.is_file() if files else one.is_dir()))
+        labels += [label] * len(files)
+        found += files
+    return classes, numpy.array(labels, numpy.int32), numpy.array(found)
 
 
 def _communicator(shard: Any) -> Any:

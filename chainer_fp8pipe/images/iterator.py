@@ -12,11 +12,69 @@ from typing import TYPE_CHECKING, Any
 import chainer
 import numpy
 
-from . import shards
-
 if TYPE_CHECKING:
     from .folder import ImageFolder
 
+
+# --- the samples of each batch on each rank, from the position alone
+
+# An epoch is one order of all samples, from the seed and the epoch's number.
+# It is cut into global batches, and each of these into one part per rank.  So
+# every rank makes as many batches, and a run goes on at any sample, also with
+# other ranks or another batch size.  No sample is left out or repeated.  Those
+# that are left take the n batches that they need, whose sizes differ by one at
+# most, on a rank too.
+
+def epoch_order(samples: int, seed: int, epoch: int,
+                shuffle: bool = True) -> numpy.ndarray:
+    """The order of all samples in one epoch: int64, shape (samples,)."""
+    if not shuffle:
+        return numpy.arange(samples)
+    words = [number >> shift & 0xffffffff
+             for number in (seed, epoch) for shift in (0, 32)]
+    # Not a Generator: NumPy may change the numbers that those draw.
+    return numpy.random.RandomState(words).permutation(samples)
+
+
+def batches_left(rest: int, batch: int, ranks: int) -> int:
+    """Batches that the last ``rest`` samples of an epoch make on each rank.
+
+    As few as batches of ``batch`` samples allow, but no more than leave a
+    sample for each rank in each of them.
+    """
+    return max(1, min(-(-rest // (batch * ranks)), rest // ranks))
+
+
+def batch_stop(start: int, samples: int, batch: int, ranks: int) -> int:
+    """Where the global batch ends that begins at a place of an epoch.
+
+    Args:
+        start: Samples of the epoch that were used.
+        samples: In the epoch.
+        batch: Samples of a batch on one rank, at most.  Only where this is 1
+            and the ranks do not divide the samples, there can be 2.
+        ranks: How many there are.
+
+    Raises:
+        ValueError: There is not a sample for each rank.
+    """
+    rest = samples - start
+    if rest < ranks:
+        raise ValueError(
+            f'the epoch has {rest} sample{"s" * (rest != 1)} left, too few '
+            f'for {ranks} ranks; finish it with as many ranks as it was begun '
+            f'with, or use at most {max(1, rest)} ranks')
+    return start + -(-rest // batches_left(rest, batch, ranks))
+
+
+def part(start: int, stop: int, rank: int, ranks: int) -> slice:
+    """The slice of the epoch's order that a rank has of a global batch."""
+    size = stop - start
+    return slice(start + size * rank // ranks,
+                 start + size * (rank + 1) // ranks)
+
+
+# --- batches
 
 @chainer.dataset.converter()
 def batch_arrays(batch: Any, device: Any = None) -> Any:
@@ -33,25 +91,17 @@ def batch_arrays(batch: Any, device: Any = None) -> Any:
     Returns:
         Images (samples, C, H, W) and labels (samples,), int32.
     """
-    images = _whole(batch)
-    if images is None:
+    try:        # whether the images are the rows of one array, in its order
+        whole = batch[0][0].base
+        is_whole = all(     # the same memory, shape, strides and type
+            image.__array_interface__ == row.__array_interface__
+            for (image, _), row in zip(batch, whole, strict=True))
+    except (AttributeError, LookupError, TypeError, ValueError):
+        is_whole = False
+    if not is_whole:
         return chainer.dataset.concat_examples(batch, device)
-    arrays = images, numpy.array([label for _, label in batch])
+    arrays = whole, numpy.array([label for _, label in batch])
     return arrays if device is None else device.send(arrays)
-
-
-def _whole(batch: Any) -> numpy.ndarray | None:
-    """The array whose rows, one after the other, a batch's images are."""
-    if not batch or not all(isinstance(one, tuple) and len(one) == 2
-                            and isinstance(one[0], numpy.ndarray)
-                            for one in batch):
-        return None
-    whole = batch[0][0].base
-    if not isinstance(whole, numpy.ndarray) or len(whole) != len(batch):
-        return None
-    return whole if all(    # the same memory, shape, strides and type
-        image.__array_interface__ == row.__array_interface__
-        for (image, _), row in zip(batch, whole, strict=True)) else None
 
 
 def _requests(folder: ImageFolder, pool: ThreadPoolExecutor, epoch: int,
@@ -68,10 +118,9 @@ def _requests(folder: ImageFolder, pool: ThreadPoolExecutor, epoch: int,
         while True:
             while len(asked) <= prefetch and (repeat or not epoch):
                 if order is None or not start:
-                    order = shards.epoch_order(count, folder.seed, epoch,
-                                               shuffle)
-                stop = shards.batch_stop(start, count, batch, folder.ranks)
-                samples = order[shards.part(start, stop, folder.rank,
+                    order = epoch_order(count, folder.seed, epoch, shuffle)
+                stop = batch_stop(start, count, batch, folder.ranks)
+                samples = order[part(start, stop, folder.rank,
                                             folder.ranks)]
                 images = numpy.empty((len(samples), *transform.shape),
                                      transform.dtype)
@@ -114,8 +163,8 @@ class ImageIterator(chainer.dataset.Iterator):
                  prefetch: int, repeat: bool, shuffle: bool) -> None:
         self._folder, self.batch_size, self.repeat = folder, batch, repeat
         self._prefetch, self._shuffle = prefetch, shuffle
-        shards.batch_stop(0, len(folder), batch, folder.ranks)
-        self.batches_per_epoch = shards.batches_left(
+        batch_stop(0, len(folder), batch, folder.ranks)
+        self.batches_per_epoch = batches_left(
             len(folder), batch, folder.ranks)
         self._pool = ThreadPoolExecutor(workers, 'images')
         self.reset()

@@ -159,26 +159,22 @@ class RandomResizedCrop(_Crop):
     def plan(self, width: int, height: int,
              rng: numpy.random.Generator) -> Crop:
         """Draws a part of an image of ``width`` x ``height`` pixels."""
-        return Crop(self._box(width, height, rng), self.size,
-                    bool(rng.random() < self.flip))
-
-    def _box(self, width: int, height: int,
-             rng: numpy.random.Generator) -> tuple[int, int, int, int]:
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        low, high = self.ratio
         for _ in range(10):
             area = width * height * rng.uniform(*self.scale)
-            ratio = math.exp(rng.uniform(low, high))
+            ratio = math.exp(rng.uniform(math.log(low), math.log(high)))
             w = round(math.sqrt(area * ratio))
             h = round(math.sqrt(area / ratio))
             if 0 < w <= width and 0 < h <= height:
-                return (int(rng.integers(width - w + 1)),
-                        int(rng.integers(height - h + 1)), w, h)
-        w, h = width, height
-        if width < height * self.ratio[0]:
-            h = min(height, max(1, round(width / self.ratio[0])))
-        elif width > height * self.ratio[1]:
-            w = min(width, max(1, round(height * self.ratio[1])))
-        return _central(width, height, w, h)
+                left, top = (int(rng.integers(room + 1))
+                             for room in (width - w, height - h))
+                break
+        else:
+            w = min(width, max(1, round(height * high)))
+            h = min(height, max(1, round(width / low)))
+            left, top = (width - w) // 2, (height - h) // 2
+        return Crop((left, top, w, h), self.size,
+                    bool(rng.random() < self.flip))
 
 
 @dataclasses.dataclass
@@ -205,9 +201,4 @@ class CenterCrop(_Crop):
         h, w = (min(side, max(1, round(part * scale)))
                 for side, part in zip((height, width), self.size,
                                       strict=True))
-        return Crop(_central(width, height, w, h), self.size)
-
-
-def _central(width: int, height: int, w: int,
-             h: int) -> tuple[int, int, int, int]:
-    return ((width - w) // 2, (height - h) // 2, w, h)
+        return Crop(((width - w) // 2, (height - h) // 2, w, h), self.size)

@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..images.shards import epoch_order
+from ..images.iterator import epoch_order
 
 
 class ReplicaIterator(chainer.dataset.Iterator):

@@ -1,5 +1,5 @@
 
-from chainer_fp8pipe.images.shards import (
+from chainer_fp8pipe.images.iterator import (
     batch_stop,
     batches_left,
     epoch_order,
