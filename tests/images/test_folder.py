@@ -113,18 +113,15 @@ def test_chainers_own_iterators_fill_the_cache(root, kind):
     ({'shard': (0, 1)}, 'no communicator'),
     ({'transform': 224}, r'transform=224 is no transform.*Crop\(224\)'),
     ({'transform': CenterCrop}, 'is no transform'),
+    *((dict([one]), f'{one[0]}={one[1]} must be a whole number') for one in (
+        ('batch', 0), ('batch', 4.5), ('workers', 0), ('prefetch', -1))),
 ])
 def test_a_wrong_argument_is_an_error_that_names_it(root, options, message):
+    of_iterator = {'batch', 'workers', 'prefetch'} & options.keys()
     with pytest.raises((TypeError, ValueError), match=message):
-        ImageFolder(root, **{'transform': crop(), **options})
-
-
-@pytest.mark.parametrize('options', [
-    {'batch': 0}, {'batch': 4.5}, {'workers': 0}, {'prefetch': -1}])
-def test_an_iterator_that_cannot_be_is_an_error(root, options):
-    (name, value), = options.items()
-    with pytest.raises(ValueError, match=f'{name}={value} must be a whole'):
-        ImageFolder(root, crop()).iterator(**{'batch': 2, **options})
+        data = ImageFolder(root, **{
+            'transform': crop(), **({} if of_iterator else options)})
+        data.iterator(**{'batch': 2, **options})
 
 
 def test_a_folder_and_its_cache_go_to_another_process(
