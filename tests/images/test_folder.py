@@ -117,11 +117,11 @@ def test_chainers_own_iterators_fill_the_cache(root, kind):
         ('batch', 0), ('batch', 4.5), ('workers', 0), ('prefetch', -1))),
 ])
 def test_a_wrong_argument_is_an_error_that_names_it(root, options, message):
-    of_iterator = {'batch', 'workers', 'prefetch'} & options.keys()
+    def make(transform=crop(), batch=2, workers=1, prefetch=0, **options):
+        ImageFolder(root, transform, **options).iterator(
+            batch, workers, prefetch)
     with pytest.raises((TypeError, ValueError), match=message):
-        data = ImageFolder(root, **{
-            'transform': crop(), **({} if of_iterator else options)})
-        data.iterator(**{'batch': 2, **options})
+        make(**options)
 
 
 def test_a_folder_and_its_cache_go_to_another_process(
