@@ -117,8 +117,8 @@ def test_chainers_own_iterators_fill_the_cache(root, kind):
         ('batch', 0), ('batch', 4.5), ('workers', 0), ('prefetch', -1))),
 ])
 def test_a_wrong_argument_is_an_error_that_names_it(root, options, message):
-    def make(transform=crop(), batch=2, workers=1, prefetch=0, **options):
-        ImageFolder(root, transform, **options).iterator(
+    def make(batch=2, workers=1, prefetch=0, **options):
+        ImageFolder(root, **{'transform': crop(), **options}).iterator(
             batch, workers, prefetch)
     with pytest.raises((TypeError, ValueError), match=message):
         make(**options)
