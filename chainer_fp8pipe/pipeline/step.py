@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import numbers
 import pickle
 from collections.abc import Callable, Iterator
@@ -129,7 +128,6 @@ class Pipeline:
         self.follow: Callable[[dict[str, Any]], object] = lambda now: None
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
-        self._waits = functools.partial(self.events.section, 'receive')
         self._meetings = Meetings(grid.comm, self._waits)
         self._channels = self._new_channels()
         self._stage = Stage(self._channels, self.schedule.last_chunk, again,
@@ -192,6 +190,9 @@ class Pipeline:
     @property
     def _is_last(self) -> bool:
         return self.grid.stage_index == self.grid.stages - 1
+
+    def _waits(self) -> contextlib.AbstractContextManager[None]:
+        return self.events.section('receive')
 
     def _new_channels(self) -> Channels:
         return Channels(self.grid.pipeline, self.schedule.last_chunk,
