@@ -89,7 +89,7 @@ def install() -> bool:
 
 def run_path(path: str) -> None:
     """Runs a script as Python does; it and its helpers get old names."""
-    if not install() or not os.path.isfile(path):
+    if not install():
         runpy.run_path(path, run_name='__main__')
         return
     main = sys.modules['__main__'] = types.ModuleType('__main__')

@@ -24,7 +24,6 @@ import functools
 import importlib.metadata
 import io
 import logging
-import threading
 from collections.abc import Callable
 from ctypes import c_int, c_size_t, c_void_p
 from typing import Any
@@ -39,7 +38,6 @@ except ImportError:
     cykooz_resizer = None
 
 _log = logging.getLogger(__name__)
-_local = threading.local()      # a thread's resizer
 
 #: As Pillow has it: a quarter of a gigabyte of pixels.
 MAX_PIXELS = 89_478_485
@@ -209,33 +207,24 @@ def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1
 
     From (H, W, 3) to ``(*plan.size, 3)``, uint8.
     """
+    if shrink == 1 and pixels.shape[:2] == plan.size:
+        return pixels[:, ::-1] if plan.flip else pixels
     # The part's edges may lie within pixels.
     left, top, width, height = (side / shrink for side in (
         plan.box[0] % shrink, plan.box[1] % shrink, *plan.box[2:]))
-    if shrink == 1 and pixels.shape[:2] == plan.size:
-        result = pixels
-    elif cykooz_resizer:
-        result = _resize_fast(pixels, plan.size, (left, top, width, height))
+    if fast := cykooz_resizer:
+        options = fast.ResizeOptions(fast.ResizeAlg.convolution(
+            fast.FilterType.bilinear))
+        options.crop_box = fast.CropBox(left, top, width, height)
+        found = fast.ImageData(*plan.size[::-1], fast.PixelType.U8x3)
+        fast.Resizer().resize(fast.ImageData(
+            pixels.shape[1], pixels.shape[0], fast.PixelType.U8x3,
+            pixels.tobytes()), found, options)
+        result = numpy.frombuffer(found.get_buffer(), numpy.uint8).reshape(
+            *plan.size, 3)
     else:
         from PIL import Image
         result = numpy.asarray(Image.fromarray(pixels).resize(
             plan.size[::-1], Image.Resampling.BILINEAR,
             (left, top, left + width, top + height)))
     return result[:, ::-1] if plan.flip else result
-
-
-def _resize_fast(pixels: numpy.ndarray, size: tuple[int, int],
-                 box: tuple[float, float, float, float]) -> numpy.ndarray:
-    if not hasattr(_local, 'resizer'):      # they have scratch space
-        _local.resizer = cykooz_resizer.Resizer()
-    options = cykooz_resizer.ResizeOptions(
-        cykooz_resizer.ResizeAlg.convolution(
-            cykooz_resizer.FilterType.bilinear))
-    options.crop_box = cykooz_resizer.CropBox(*box)
-    height, width = pixels.shape[:2]
-    kind = cykooz_resizer.PixelType.U8x3
-    source = cykooz_resizer.ImageData(width, height, kind, pixels.tobytes())
-    result = cykooz_resizer.ImageData(size[1], size[0], kind)
-    _local.resizer.resize(source, result, options)
-    return numpy.frombuffer(result.get_buffer(), numpy.uint8).reshape(
-        *size, 3)

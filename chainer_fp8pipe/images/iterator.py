@@ -120,8 +120,7 @@ def _requests(folder: ImageFolder, pool: ThreadPoolExecutor, epoch: int,
                 if order is None or not start:
                     order = epoch_order(count, folder.seed, epoch, shuffle)
                 stop = batch_stop(start, count, batch, folder.ranks)
-                samples = order[part(start, stop, folder.rank,
-                                            folder.ranks)]
+                samples = order[part(start, stop, folder.rank, folder.ranks)]
                 images = numpy.empty((len(samples), *transform.shape),
                                      transform.dtype)
                 tasks = [
