@@ -6,12 +6,14 @@ import math
 import sys
 import textwrap
 import traceback
+from pathlib import Path
 
 from chainer_fp8pipe.compat import old_names
 
 import chainer
 import numpy
 import pytest
+import six
 
 from tests.ranks import environment, run_script
 
@@ -118,6 +120,8 @@ def found(imported, text):
      'found = [name for name, _ in '
      'pickle.loads(pickle.dumps(model.collect_parameters())).namedparams()]',
      ['/a/W', '/a/b', '/b/W', '/b/b']),
+    ('import chainer.links as L\n'
+     'found = len(chainer.FunctionSet(a=L.Linear(1, 1)).parameters)', 2),
     ('import chainer.functions as F\n'
      'from chainer.functions.pooling import max_pooling_2d as m\n'
      'from chainer.functions.activation.lstm import lstm\n'
@@ -249,6 +253,8 @@ def test_a_remedy_of_the_script_itself_works(imported, monkeypatch):
 
 def test_a_script_gets_them_in_its_workers_too(tmp_path):
     (tmp_path / 'helper.py').write_text(ASKS)
+    # What Chainer imports itself may lie beside the script as well.
+    (tmp_path / 'six.py').write_text(Path(six.__file__).read_text())
     script = tmp_path / 'script.py'
     script.write_text(textwrap.dedent("""
         import multiprocessing, sys

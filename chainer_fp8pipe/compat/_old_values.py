@@ -34,6 +34,10 @@ class FunctionSet(chainer.Chain):
     def collect_parameters(self):
         return self
 
+    @property
+    def parameters(self):
+        return [one.array for one in self.params()]
+
 
 class MaxPooling2D(MaxPoolingND):
 

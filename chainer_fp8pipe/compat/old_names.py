@@ -42,7 +42,9 @@ _world: set[str] = set()
 def _belongs(name: str, path: str) -> bool:
     """Whether a module of this path, which is being imported, does."""
     package = name.partition('.')[0]
-    if package in _NOT:
+    chainer = getattr(sys.modules.get('chainer'), '__spec__', None)
+    # What Chainer imports itself does not, wherever it lies.
+    if package in _NOT or getattr(chainer, '_initializing', False):
         return False
     if path.startswith(_INSTALLED):
         return (package not in sys.stdlib_module_names
