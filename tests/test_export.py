@@ -82,20 +82,11 @@ def layers():
     return chainer.Sequential(L.Linear(4, 3), F.relu)
 
 class Constant(Old):
+    def __init__(self, of):
+        super().__init__()
+        self.of = of
     def __call__(self, x):
-        return self.l1(x) * float(x.array.sum())
-
-class Centred(Old):
-    def __call__(self, x):
-        return self.l1(x - x.array.mean())
-
-class Largest(Old):
-    def __call__(self, x):
-        return self.l1(x) / float(abs(x.array).max())
-
-class Norm(Old):
-    def __call__(self, x):
-        return self.l1(x) / float((x.array ** 2).sum())
+        return self.l1(x) / float(self.of(x.array))
 
 def number():
     return 3
@@ -269,11 +260,12 @@ import rewritten
     check(model, words)
 
 
-@pytest.mark.parametrize('name', ['Constant', 'Centred', 'Largest', 'Norm'])
-def test_a_constant_of_the_example_is_no_proof(command, name):
+@pytest.mark.parametrize('of', ['x.sum()', 'abs(x).max()', '(x ** 2).sum()'])
+def test_a_constant_of_the_example_is_no_proof(command, of):
     Path('out.onnx').write_bytes(b'of an earlier run')
-    trained(f'nets:{name}', BATCH)
-    code, said = command('model.npz', f'nets:{name}')
+    model_class = f'nets:Constant(lambda x: {of})'
+    trained(model_class, BATCH)
+    code, said = command('model.npz', model_class)
     assert code == 1
     assert 'Not proven: it differs with values drawn anew' in said
     assert Path('out.onnx').read_bytes() == b'of an earlier run'
