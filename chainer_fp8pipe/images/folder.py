@@ -60,7 +60,12 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     def __init__(self, root: str | os.PathLike[str], transform: Any,
                  cache: int | None = None, shard: Any = None,
                  seed: int = 0) -> None:
-        self._comm = _communicator(shard)
+        self._comm: Any = None
+        if shard is not None:       # MPI is not started for none
+            from ..mpi.grid import ranks_of
+            from ..mpi.world import enter_world
+            self._comm = ranks_of(shard)
+            enter_world()       # or the others wait in their next step
         self.rank = self._comm.rank if self._comm else 0
         self.ranks = self._comm.size if self._comm else 1
 
@@ -235,20 +240,6 @@ def find_images(root: str
         labels += [label] * len(files)
         found += files
     return classes, numpy.array(labels, numpy.int32), numpy.array(found)
-
-
-def _communicator(shard: Any) -> Any:
-    """mpi4py's; None, without starting MPI, where there is none."""
-    if shard is None:
-        return None
-    from mpi4py import MPI
-
-    from ..mpi.world import enter_world
-    comm = getattr(shard, 'mpi_comm', shard)
-    if not isinstance(comm, MPI.Comm):
-        raise TypeError(f'shard={shard!r} is no communicator')
-    enter_world()        # or the others wait in their next step
-    return comm
 
 
 def _whole(name: str, value: Any, least: int) -> int:

@@ -110,7 +110,7 @@ def test_chainers_own_iterators_fill_the_cache(root, kind):
     ({'seed': -1}, 'seed=-1 must be a whole number of 0'),
     ({'seed': 1.5}, 'seed=1.5 must be a whole number'),
     ({'seed': 1 << 63}, 'and below 2'),
-    ({'shard': (0, 1)}, 'no communicator'),
+    ({'shard': (0, 1)}, 'must be a communicator'),
     ({'transform': 224}, r'transform=224 is no transform.*Crop\(224\)'),
     ({'transform': CenterCrop}, 'is no transform'),
     *((dict([one]), f'{one[0]}={one[1]} must be a whole number') for one in (
