@@ -5,6 +5,7 @@
 # others waiting.
 from __future__ import annotations
 
+import collections
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ import numpy
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.adapter import Adapter, Batch, rows, samples_of
-from ..pipeline.backprop import Arrays
+from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.means import (
     Reports,
     add,
@@ -27,9 +28,9 @@ from ..pipeline.means import (
 from ..pipeline.meetings import NotTraced
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import nested
+from .attributes import OBSERVER
 from .deferred import draw
 from .mean_loss import why_no_mean
-from .names import OBSERVER
 from .placeholder import (
     PlaceholderError,
     frames_of_users,
@@ -37,12 +38,44 @@ from .placeholder import (
 )
 
 if TYPE_CHECKING:
-    from .partitioned import Chunk, Partition
+    from .partitioned import Partition
 
 #: The name of the loss that the model returns.
 LOSS = '\0loss'
 _SAME = ("A model's calls must not depend on the rank; all ranks must see "
          'the same batch and the same settings.')
+
+
+class Chunk:
+    """The calls of one chunk, see :class:`.Part`."""
+
+    def __init__(self, partition: Partition, chunk: int) -> None:
+        self.name = partition.name_of(chunk)
+        self._partition, self._chunk = partition, chunk
+        self.parameters: list[chainer.Parameter] = [
+            partition.names.parameters[name]
+            for name in partition.placement.used[chunk]]
+        self.statistics: Any = None     # of batch normalisations
+
+    def record(self, micro_batch: int, inputs: Arrays, place: Place
+               ) -> tuple[Tape, Arrays]:
+        """Makes this chunk's calls."""
+        program = self._partition.programs[micro_batch]
+        # Of links that run as a whole: they are called here.
+        with self.statistics.counting(self._chunk, self._keeps):
+            tape, outputs, normalised = program.run(self._chunk, inputs,
+                                                    self.name)
+        uses: collections.Counter[Any] = collections.Counter()
+        for link, *found in normalised:
+            self.statistics.note(link, self._chunk, uses[link], *found)
+            uses[link] += 1
+        return tape, outputs
+
+    def _keeps(self, link: chainer.Link) -> bool:
+        """Whether a link's running values are here; all ranks have all."""
+        part = self._partition
+        return part.layouts.keepers.get(
+            part.names.of(link) or '', self._chunk) == self._chunk
 
 
 class ChainAdapter(Adapter):
@@ -75,8 +108,9 @@ class ChainAdapter(Adapter):
 
     def parts(self) -> dict[int, Chunk]:
         """This rank's parts of the model, by number of chunk."""
-        self._partition.optimizer = self._optimizer
-        return self._partition.parts()
+        part = self._partition
+        part.optimizer = self._optimizer
+        return {chunk: Chunk(part, chunk) for chunk in part.chunks}
 
     def choose(self, method: str | None) -> str:
         """Has predictions call a method or child link; its name."""
@@ -169,9 +203,8 @@ class ChainAdapter(Adapter):
         part.state.begin(step)
         try:
             with part.recorder.placeholders():
-                for number, (both, place) in enumerate(zip(
-                        batches, places, strict=True)):
-                    part.state.resume(number, [*both[0], *both[1].values()])
+                for both, place in zip(batches, places, strict=True):
+                    part.state.resume()
                     self._record_one(step, function, both, place)
         except BaseException:
             part.state.undo()
@@ -187,11 +220,8 @@ class ChainAdapter(Adapter):
 
     def _record_one(self, step: str, function: Callable, both: Any,
                     place: Place) -> None:
-        part, (leaves, tree) = self._partition, nested.leaves(both)
-        # Forward may write to its batch, which the script still has.
-        args, kwargs = nested.rebuilt(tree, [one.copy() for one in leaves])
-        program = part.recorder.record(
-            lambda: function(*args, **kwargs), place)
+        part = self._partition
+        program = part.recorder.record(function, both, place)
         if step != 'predict':
             check_result(program.result)
         part.state.note(program)
@@ -214,8 +244,10 @@ class ChainAdapter(Adapter):
         given = everyone[self._grid.stage_index][1]
         if any(one != everyone[0] for one in everyone):
             raise_together(self._grid.pipeline, lambda: {
-                **self._description(), 'the loss_weight': repr(given)},
-                NotTraced, dict, _SAME)
+                name: one for index, program in enumerate(part.programs)
+                for name, one in program.description(
+                    f' of micro-batch {index}').items()
+            } | {'the loss_weight': repr(given)}, NotTraced, dict, _SAME)
             raise NotTraced(f'the ranks have recorded other calls. {_SAME}')
         self._weights = ([0.0] * len(part.programs) if step == 'predict' else
                          given or weights_of(
@@ -291,14 +323,6 @@ class ChainAdapter(Adapter):
         self._partition.end()
         if step == 'train':
             self._partition.state.forget()
-
-    # --- details ------------------------------------------------------------
-
-    def _description(self) -> dict[str, str]:
-        return {name: one
-                for index, program in enumerate(self._partition.programs)
-                for name, one in program.description(
-                    f' of micro-batch {index}').items()}
 
 
 def _host(array: Any) -> numpy.ndarray:

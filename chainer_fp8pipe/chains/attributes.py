@@ -11,7 +11,8 @@
 # this one have left: an LSTM's state, which is a placeholder, and whose maker
 # has kept it; or their raw arrays.  The gradient ends there, as after
 # Chainer's `unchain_backward`.  A computed value without samples, such as a
-# running mean, is refused.  Python's own things (a counter, a list of numbers)
+# running mean, is refused.  Which is which shows an example with fewer
+# samples: other shapes.  Python's own things (a counter, a list of numbers)
 # go on from micro-batch to micro-batch, as in one process.
 from __future__ import annotations
 
@@ -19,19 +20,22 @@ import collections
 import contextlib
 import copy
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
 from . import nested
+from .calls import Value
 from .placeholder import is_placeholder
 
 Attribute = tuple[str, str]     # path of a link, name
 #: Those that links have of Chainer.
 CHAINERS = frozenset(('_params', '_persistent', '_children', '_device',
                       '_overridden_to_methods'))
+#: Between a link's path and the name under which the link has reported.
+OBSERVER = '\0/'
 #: Packages whose objects have threads or other ranks behind them.
 _FOREIGN = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe', 'mpi4py'))
 _SIMPLE = frozenset((int, float, bool, str, type(None)))
@@ -96,6 +100,59 @@ def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:
         numpy.random.RandomState, numpy.random.BitGenerator, random.Random))]
 
 
+class Names:
+    """Paths of a model's links and parameters."""
+
+    def __init__(self, model: chainer.Link) -> None:
+        #: Parameters that got their shape in a program, in this order.
+        self.shaped: list[str] = []
+        #: Placeholders of the parameters that their links make in forward.
+        self.made: dict[str, Any] = {}
+        self.links: dict[str, chainer.Link] = {}
+        self.parameters: dict[str, chainer.Parameter] = {}
+        #: How many links have a parameter, one with two paths counted twice.
+        self.times: collections.Counter[str] = collections.Counter()
+        self._of: dict[int, str] = {}
+        links = list(model.namedlinks())
+        for name, link in links:
+            if id(link) not in self._of:
+                self._of[id(link)] = name
+                self.links[name] = link
+        # model.namedparams() of a partitioned model has this rank's only.
+        for path, link in self.links.items():
+            for name in sorted(link._params):
+                parameter = getattr(link, name)
+                if id(parameter) not in self._of:
+                    full = f'{path.rstrip("/")}/{name}'
+                    self._of[id(parameter)] = full
+                    self.parameters[full] = parameter
+        self.reporter = chainer.Reporter()
+        for path, link in self.links.items():
+            self.reporter.add_observer(path + OBSERVER[:-1], link)
+        for _, link in links:
+            self.times.update(self._of[id(getattr(link, name))]
+                              for name in link._params)
+
+    def of(self, thing: Any) -> str | None:
+        """The path of a link or parameter; None: not of this model."""
+        return self._of.get(id(thing))
+
+
+def parameters_of(names: Names) -> dict[str, Value]:
+    """Shapes and dtypes of a model's parameters, by path, for planning."""
+    found = {}
+    for name, parameter in names.parameters.items():
+        array = parameter._data[0]
+        if array is None:
+            array = names.made.get(name)
+        found[name] = Value(
+            None if array is None else tuple(array.shape),
+            numpy.dtype(chainer.get_dtype(
+                getattr(parameter.initializer, 'dtype', None)))
+            if array is None else array.dtype)
+    return found
+
+
 class State:
     """What links keep, from step to step."""
 
@@ -103,12 +160,11 @@ class State:
         self._links = links
         #: Attributes that a later program reads; no others are kept.
         self.read: frozenset[Attribute] = frozenset()
+        #: Those with something for each sample.
+        self.samples: frozenset[Attribute] = frozenset()
         #: Those with computed values after the last step of training.
         self.left: dict[Attribute, Any] = {}
         self._changed: set[Attribute] = set()   # by this step
-        # Whether an attribute had the form of a batch's array before any: an
-        # array of the script's own, such as a count of each label.
-        self._is_own: dict[Attribute, bool] = {}
         self._kept: dict[str, list[dict[Attribute, Any]]] = {}  # by step
 
     def begin(self, step: str) -> None:
@@ -127,38 +183,34 @@ class State:
         self._from, self._left = self._kept.pop(step, []), self.left
         self._kept[step] = []
 
-    def resume(self, number: int, arrays: Sequence[Any] = ()) -> None:
-        """Gives links what they kept of the last batch's micro-batch.
-
-        ``arrays`` of this one, or lists with an item for each sample.
-        """
+    def resume(self) -> None:
+        """Gives links what they kept of the last batch's micro-batch."""
         self._restore()
-        self._number, self._arrays = number, arrays
-        self._forms = set(map(_form_of, _arrays_in(arrays)))
-        self._resumed = self._from[number] if number < len(
-            self._from) else {}
-        for (path, name), value in self._resumed.items():
+        for (path, name), value in self._resumed().items():
             vars(self._links[path])[name] = _copied(value)
+
+    def _resumed(self) -> dict[Attribute, Any]:
+        number = len(self._kept[self._step])
+        return self._from[number] if number < len(self._from) else {}
+
+    def arrays(self) -> dict[Attribute, list[Any]]:
+        """The arrays in attributes that the micro-batch has changed."""
+        return {key: found for key, value in self._now()
+                if (found := _arrays_in(value))}
+
+    def _now(self) -> Iterator[tuple[Attribute, Any]]:
+        for path, link in self._links.items():
+            for name, value in vars(link).items():
+                if name not in CHAINERS | link._params | link._persistent and (
+                        not _is_same(self._before[path].get(name), value)):
+                    yield (path, name), value
 
     def _of(self, program: Any) -> dict[Attribute, Any]:
         """Attributes with values of a program's samples; None: of any."""
-        return {(path, name): value for path, link in self._links.items()
-                for name, value in vars(link).items()
-                if value is not (before := self._before[path].get(name))
-                and name not in CHAINERS | link._params | link._persistent
-                and self._is_of((path, name), program, value, before)}
-
-    def _is_of(self, key: Attribute, program: Any, value: Any, before: Any
-               ) -> bool:
-        arrays = _arrays_in(value)
-        if any(is_placeholder(array) and program in (None, array.program)
-               for array in arrays):
-            return True
-        if self._forms.isdisjoint(map(_form_of, arrays)) or (
-                _is_same(before, value)):
-            return False
-        return not self._is_own.setdefault(key, not self._forms.isdisjoint(
-            map(_form_of, _arrays_in(before))))
+        return {key: value for key, value in self._now()
+                if key in self.samples or any(
+                    is_placeholder(array) and program in (None, array.program)
+                    for array in _arrays_in(value))}
 
     def note(self, program: Any) -> dict[Attribute, Any]:
         """Notes, and returns, what links keep of a micro-batch.
@@ -169,21 +221,18 @@ class State:
         found = {key: _copied(value) for key, value
                  in self._of(program).items()}
         self._changed |= found.keys()
-        for path, name in sorted(self.read & found.keys()):
-            if self._number and any(
-                    is_placeholder(array) and not any(
-                        size and size % len(self._arrays[0]) == 0
-                        for size in array.shape)
-                    for array in _arrays_in(found[path, name])):
+        for path, name in sorted(self.read & found.keys() - self.samples):
+            if self._kept[self._step]:
                 raise ValueError(
                     f'link {path} keeps {name!r} for the next batch, computed '
                     'of all samples together, which micro-batches would do '
                     'each for itself; train with micro_batches=1 '
                     '(--micro-batches 1), or keep it in a persistent array of '
                     'a link marked with chainer_fp8pipe.atomic')
+        resumed = self._resumed()
         self.keep(program, found)
         self._kept[self._step].append({
-            **self._resumed, **program.kept, **{
+            **resumed, **program.kept, **{
                 key: value for key, value in found.items()
                 if not any(map(is_placeholder, _arrays_in(value)))}})
         return found
@@ -223,12 +272,6 @@ class State:
 
 def _arrays_in(value: Any) -> list[Any]:
     return list(map(nested.array_of, nested.leaves(value)[0]))
-
-
-def _form_of(array: Any) -> Any:
-    """Equal for arrays of the same samples, and not for a mean of them."""
-    return None if array is None else (
-        array.shape[:1], array.ndim, array.dtype)
 
 
 def _copied(value: Any) -> Any:

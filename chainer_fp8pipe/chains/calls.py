@@ -11,9 +11,8 @@
 # between time steps.
 from __future__ import annotations
 
-import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,9 +79,6 @@ class Call:
     #: Of a value that a link has kept from an earlier batch: the chunk that
     #: has it.
     pinned: int | None = None
-    #: The call's chunk must not run forward twice, as a forward pass changes
-    #: the link's state.
-    once: bool = False
 
 
 #: Groups of paths of parameters, in the order of first use.
@@ -148,60 +144,3 @@ def positions(calls: Sequence[Call], order: Order) -> list[Position]:
             (position.depth + 1 for position in known
              if position.place == place), default=0)))
     return found
-
-
-class Assignment(NamedTuple):
-    """Which chunk runs which call of a program, and which values cross.
-
-    Attributes:
-        chunks: One per call.
-        crossing: For each boundary between chunks, the values that cross
-            there, also on the way from an earlier to a later chunk.
-        holders: Chunks that use a parameter, by its path.
-    """
-
-    chunks: tuple[int, ...]
-    crossing: tuple[tuple[Source, ...], ...]
-    holders: dict[str, tuple[int, ...]]
-
-
-def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
-           wanted: Sequence[Source] = (),
-           homes: Mapping[int, int] | None = None) -> Assignment:
-    """The chunks of a program's calls.
-
-    Args:
-        calls: Of the program.
-        order: Of the plan.
-        cuts: The first position of each chunk but the first one.
-        wanted: Values that the last chunk must have: the loss.
-        homes: Chunks for some calls, by number, which override the cuts; a
-            call with an input on a later chunk still runs on that chunk.
-    """
-    place, homes = positions(calls, order), homes or {}
-    # No call may be later than what reads it and has a home.
-    latest = [homes.get(number, len(cuts)) for number in range(len(calls))]
-    for number in reversed(range(len(calls))):
-        for source in calls[number].inputs:
-            latest[source.call] = min(latest[source.call], latest[number])
-    chunks: list[int] = []
-    for number, call in enumerate(calls):
-        chunk = call.pinned
-        if chunk is None:
-            chunk = min(max(bisect.bisect_right(cuts, place[number]),
-                            homes.get(number, 0)), latest[number])
-        chunks.append(max([chunk, *(chunks[source.call]
-                                    for source in call.inputs)]))
-    holders: dict[str, set[int]] = {}
-    until: dict[Source, int] = dict.fromkeys(wanted, len(cuts))
-    for call, chunk in zip(calls, chunks, strict=True):
-        for name in call.parameters:
-            holders.setdefault(name, set()).add(chunk)
-        for source in call.inputs:
-            until[source] = max(until.get(source, 0), chunk)
-    crossing: list[list[Source]] = [[] for _ in cuts]
-    for source in sorted(until, key=lambda one: (one.call, str(one.output))):
-        for boundary in range(chunks[source.call], until[source]):
-            crossing[boundary].append(source)
-    return Assignment(tuple(chunks), tuple(map(tuple, crossing)), {
-        name: tuple(sorted(of)) for name, of in holders.items()})

@@ -107,58 +107,49 @@ class Intervals:
         atoms = _atoms(calls, place)
         if not order:       # a plan names its cuts by parameters
             atoms = [sum(atoms, [])]
-        self.order, self.count = order, len(atoms)
+        self.order = order
         #: The position of each atom's first call.
         self.starts = [place[atom[0]] for atom in atoms]
         atom_of = {number: index for index, atom in enumerate(atoms)
                    for number in atom}
+        inputs, used = (_readers(calls, what)
+                        for what in ('inputs', 'parameters'))
 
         def nbytes(one: Source | str) -> int:
-            return (calls[one.call].outputs[one.output] if isinstance(
-                one, Source) else parameters[one]).nbytes
+            return (parameters[one] if isinstance(one, str) else
+                    calls[one.call].outputs[one.output]).nbytes
 
         def total(cost: Callable[[Call], float]) -> numpy.ndarray:
             sums = numpy.cumsum([0.0, *(sum(
                 cost(calls[number]) for number in atom) for atom in atoms)])
-            return numpy.triu(sums[None, :] - sums[:, None]).astype('f')
+            return numpy.triu(sums - sums[:, None]).astype('f')
 
-        def union(what: str) -> numpy.ndarray:
+        def largest(cost: Callable[[int], float]) -> numpy.ndarray:
+            row = [0.0, *(max(map(cost, atom)) for atom in atoms)]
+            return numpy.maximum.accumulate(numpy.triu(numpy.tile(
+                row, (len(row), 1)).astype('f'), 1), axis=1)
+
+        def union(readers: Mapping[Any, list[int]]) -> numpy.ndarray:
             """Each thing counts at its first use in an interval."""
             found = numpy.zeros([self.count + 1] * 2, 'f')
-            for thing, numbers in _readers(calls, what).items():
+            for thing, numbers in readers.items():
                 for before, atom in itertools.pairwise((-1, *sorted({
                         atom_of[number] for number in numbers}))):
                     found[before + 1:atom + 1, atom + 1:] += nbytes(thing)
             return found
-
-        def maxima(of_call: Callable[[int], float]) -> numpy.ndarray:
-            found = numpy.zeros([self.count + 1] * 2, 'f')
-            values = [max(map(of_call, atom)) for atom in atoms]
-            for start in range(self.count):
-                found[start, start + 1:] = numpy.maximum.accumulate(
-                    values[start:])
-            return found
-
-        def largest(limit: float) -> numpy.ndarray:
-            return maxima(lambda number: max((
-                nbytes(name) for name in calls[number].parameters
-                if nbytes(name) <= limit), default=0))
-        inputs = _readers(calls, 'inputs')
         #: Tables of seconds.
         self.forward = total(lambda call: call.forward)
         self.backward = total(lambda call: call.backward)
-        #: Table of bytes kept for gradients of weights that are put off.
+        #: Tables of the bytes of parameters, and of the largest of them.
+        self.parameters = union(used)
+        self.largest = largest(lambda number: max(
+            map(nbytes, calls[number].parameters), default=0))
+        #: Tables of bytes kept for backward, and, where gradients of weights
+        #: are put off, for these.
+        self.kept = union(_readers(calls, 'retained')) + total(
+            lambda call: call.kept)
         self.deferred = total(lambda call: call.deferrable and sum(
             value.nbytes for value in call.outputs.values()))
-        #: bool table: whether an interval must not run forward twice.
-        self.once = total(lambda call: call.once) > 0
-        #: Table of the bytes of parameters.
-        self.parameters = union('parameters')
-        #: Tables of the largest parameter's bytes, and those of the largest
-        #: that is no larger than :data:`HEAP_BYTES`.
-        self.largest, self.in_heap = largest(math.inf), largest(HEAP_BYTES)
-        #: Table of bytes kept for backward.
-        self.kept = union('retained') + total(lambda call: call.kept)
         #: Bytes that go from before each atom to it or beyond, [atoms + 1].
         self.crossing = _spanning(self.count, [
             (atom_of[source.call], max(map(atom_of.__getitem__, numbers)),
@@ -169,12 +160,17 @@ class Intervals:
             *((source.call, numbers[-1] - 1, nbytes(source))
               for source, numbers in inputs.items()
               if calls[source.call].outputs[source.output].wants),
-            *((numbers[0] - 1, numbers[-1] - 1, nbytes(name)) for name, numbers
-              in _readers(calls, 'parameters').items())])
+            *((numbers[0] - 1, numbers[-1] - 1, nbytes(name))
+              for name, numbers in used.items())])
         #: Table of the bytes of temporary arrays, and of gradients that wait,
         #: at the worst moment.
-        self.temporary = maxima(
+        self.temporary = largest(
             lambda number: calls[number].temporary + waits[number])
+
+    @property
+    def count(self) -> int:
+        """Number of atoms."""
+        return len(self.starts)
 
     def ends_of(self, cuts: Sequence[Position]) -> tuple[int, ...]:
         """Index after the last atom of each chunk, for a plan's cuts."""
@@ -194,12 +190,12 @@ class Intervals:
             kept, repeats = kept + self.deferred, False
         inputs, outputs = self.crossing[:, None], self.crossing
         passes = (self.temporary + 2 * (inputs + outputs) + live * inputs
-                  + numpy.where(repeats & ~self.once, 1, live) * kept)
-        # While the largest is updated, what the largest of those in the heap
-        # has needed is still there.
-        update = problem.temporary * self.largest + numpy.where(
-            self.largest > HEAP_BYTES, numpy.minimum(
-                problem.temporary * self.in_heap, 2 * HEAP_BYTES), 0)
+                  + (1 if repeats else live) * kept)
+        # While the largest is updated, the allocator still has what smaller
+        # ones have needed.
+        update = problem.temporary * self.largest
+        update += numpy.where(self.largest > HEAP_BYTES, numpy.minimum(
+            update, 2 * HEAP_BYTES), 0)
         return (self.parameters * problem.copies
                 + numpy.maximum(passes, update))
 
@@ -218,24 +214,22 @@ def search(intervals: Intervals, problem: CutProblem) -> PartitionPlan:
             f'{chunks} are asked for; use fewer ranks')
     edge = intervals.crossing / BANDWIDTH + (
         intervals.crossing > 0) * LATENCY
-    traffic = edge[:, None] + edge[None, :]
+    traffic = edge[:, None] + edge
     plain = intervals.forward + intervals.backward + 2 * traffic
-    again = numpy.where(intervals.once, 0.0, intervals.forward)
 
     def seconds(live: int) -> numpy.ndarray:
-        return numpy.min([
-            numpy.where(intervals.nbytes(problem, live, repeats)
-                        > problem.share, numpy.inf, plain + repeats * again)
+        return numpy.min([numpy.where(
+            intervals.nbytes(problem, live, repeats) > problem.share,
+            numpy.inf, plain + repeats * intervals.forward)
             for repeats in problem.repeats[:1 if problem.memory is None
                                            else None]], axis=0)
-    costs = _of_chunks(problem, seconds)
-    slowest, _ = _best(costs, numpy.maximum)
+    slowest, _ = _best(problem, seconds, numpy.maximum)
     if not numpy.isfinite(slowest):
         raise DoesNotFit(_why(intervals, problem))
     bound = slowest * (1 + _SLACK) + 1e-12
-    _, ends = _best([numpy.where(cost > bound, numpy.inf,
-                                 traffic + cost * 1e-6) for cost in costs],
-                    numpy.add)
+    _, ends = _best(problem, lambda live: numpy.where(
+        (cost := seconds(live)) > bound, numpy.inf, traffic + cost * 1e-6),
+        numpy.add)
     return plan_of(intervals, problem, ends)
 
 
@@ -258,8 +252,8 @@ def plan_of(intervals: Intervals, problem: CutProblem, ends: Sequence[int],
             float(intervals.nbytes(problem, live, repeats)[start, end])
             for repeats in (False, True))
         again.append(bool(recompute[chunk] if recompute else (
-            not intervals.once[start, end] and True in problem.repeats
-            and (problem.recompute is True or plain > problem.share))))
+            True in problem.repeats and (
+                problem.recompute is True or plain > problem.share))))
         busy.append(float(intervals.forward[start, end] * (1 + again[-1])
                           + intervals.backward[start, end]))
         memory[chunk % problem.stages] += short if again[-1] else plain
@@ -271,29 +265,18 @@ def plan_of(intervals: Intervals, problem: CutProblem, ends: Sequence[int],
             float(intervals.crossing[end]) for end in ends[:-1])))
 
 
-def least_memory(intervals: Intervals, problem: CutProblem) -> float:
-    """The smallest limit under which there is a cut, in bytes."""
-    least, _ = _best(_of_chunks(problem, lambda live: numpy.min([
-        intervals.nbytes(problem, live, repeats)
-        for repeats in problem.repeats], axis=0)), numpy.maximum)
-    return problem.overhead + problem.chunks * least
+def _best(problem: CutProblem, table: Callable[[int], numpy.ndarray],
+          join: Callable) -> tuple[float, tuple[int, ...]]:
+    """The least joined value of all chunks, and where the chunks end.
 
-
-def _of_chunks(problem: CutProblem, table: Callable[[int], numpy.ndarray]
-               ) -> list[numpy.ndarray]:
-    """The table of each chunk, infinite for intervals without atoms."""
+    ``table`` gives the values of intervals, for live micro-batches.
+    """
     tables = {live: table(live) for live in set(problem.live)}
-    for one in tables.values():
+    for one in tables.values():     # no chunk is without atoms
         one[numpy.tri(len(one), dtype=bool)] = numpy.inf
-    return [tables[live] for live in problem.live]
-
-
-def _best(tables: Sequence[numpy.ndarray], join: Callable
-          ) -> tuple[float, tuple[int, ...]]:
-    """The least joined value of all chunks, and where the chunks end."""
-    best, origins = tables[0][0], []    # of the first chunks up to each atom
-    for table in tables[1:]:
-        joined = join(best[:, None], table)
+    best, origins = tables[problem.live[0]][0], []
+    for live in problem.live[1:]:   # of the first chunks up to each atom
+        joined = join(best[:, None], tables[live])
         origins.append(joined.argmin(axis=0))
         best = joined.min(axis=0)
     ends = [len(best) - 1]
@@ -305,16 +288,16 @@ def _best(tables: Sequence[numpy.ndarray], join: Callable
 def _why(intervals: Intervals, problem: CutProblem) -> str:
     """The text of DoesNotFit: how many bytes are missing, and remedies."""
     assert problem.memory is not None
-    needed = least_memory(intervals, problem)
-    text = (f'no cut into {counted(problem.stages, "stage")} fits into '
+    least, _ = _best(problem, lambda live: numpy.min([
+        intervals.nbytes(problem, live, repeats)
+        for repeats in problem.repeats], axis=0), numpy.maximum)
+    needed = problem.overhead + problem.chunks * least
+    return (f'no cut into {counted(problem.stages, "stage")} fits into '
             f'{size(problem.memory)} per rank; the best needs '
-            f'{size(needed, up=True)}, '
-            f'{size(needed - problem.memory, up=True)} more. ')
-    if problem.memory <= problem.overhead:
-        return (f'{text}A rank takes {size(problem.overhead)} for '
-                'code and buffers, whatever the model is; raise the limit')
-    return text + ('What would help: more ranks, smaller micro-batches'
-                   + ", recompute='auto'" * (problem.recompute is False))
+            f'{size(needed, up=True)}, of which {size(problem.overhead)} are '
+            'for code and buffers. What would help: more ranks, smaller '
+            'micro-batches' + ", recompute='auto'" * (
+                problem.recompute is False))
 
 
 def _atoms(calls: Sequence[Call], place: Sequence[Position]

@@ -28,7 +28,7 @@ from typing import Any
 
 import chainer
 import numpy
-from chainer.initializers import constant, generate_array, normal, uniform
+from chainer.initializers import generate_array
 
 from ..intercept.function_calls import (
     Interceptor,
@@ -42,8 +42,8 @@ from .placeholder import is_placeholder, placeholder
 
 #: Bytes of a parameter that gets its values at once.
 _SMALL = 1 << 16
-#: Random numbers that are drawn at a time where none is kept.
-_CHUNK = 1 << 16
+#: The source of a placeholder for a parameter that nobody has drawn.
+_YET = 'that is yet to be drawn'
 
 
 def place_array(parameter: chainer.Parameter, array: Any) -> None:
@@ -62,15 +62,13 @@ fetching = Current()
 def _fetched(parameter: chainer.Parameter) -> Any:
     """The array, after a look at it."""
     array = parameter._data[0]
-    if is_placeholder(array) and fetching.now is not None and (
-            current() is None and _is_elsewhere(array)):
-        fetching.now()
+    if is_placeholder(array) and current() is None:
+        # Its source is a path where another rank has it.
+        if array.source != _YET and fetching.now is not None:
+            fetching.now()
+        elif array.source == _YET and isinstance(parameter, DeferredParameter):
+            draw(parameter)
     return parameter._data[0]
-
-
-def _is_elsewhere(array: Any) -> bool:
-    """Whether a parameter's placeholder is of one that another rank has."""
-    return str(array.source).startswith('/')
 
 
 _LOOKS = Patch(chainer.Parameter, 'raw_array',
@@ -88,10 +86,6 @@ class DeferredParameter(chainer.Parameter):
     @property
     def raw_array(self) -> Any:
         """The array, which is drawn now unless a recorded pass asks."""
-        array = self._data[0]
-        if (is_placeholder(array) and current() is None
-                and not _is_elsewhere(array)):
-            draw(self)
         return _fetched(self)
 
     def initialize(self, shape: Any) -> None:
@@ -148,23 +142,21 @@ class Deferral(Interceptor):
         self._everything = everything
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        shape = tuple(shape) if isinstance(shape, (tuple, list)) else (
-            int(shape),)
-        initializer = _of_chainer(parameter)
+        shape, initializer = _as_tuple(shape), _of_chainer(parameter)
         if self._everything:
             draw_later(parameter, int(numpy.random.randint(1 << 31)))
-        elif _is_large(parameter, shape) and _can_be_drawn_again(
-                initializer, shape):
+        elif _is_drawn_later(parameter, shape):
             parameter.initializer = Drawing(initializer,
                                             numpy.random.get_state())
-            _draw_and_forget(initializer, shape)
+            # The generator moves on, as if the values had been kept.
+            generate_array(initializer, shape, numpy)
         else:
             return False
         if type(parameter) is chainer.Parameter:
             parameter.__class__ = DeferredParameter
         # As if the initializer's gradient had come and gone.
         parameter._grad_valid, parameter._grad_initializer = True, None
-        set_placeholder(parameter, shape, 'that is yet to be drawn')
+        set_placeholder(parameter, shape, _YET)
         return True
 
 
@@ -215,7 +207,8 @@ def pass_by(parameter: chainer.Parameter) -> None:
     """Moves NumPy's generator on as :func:`draw` does on another rank."""
     if not isinstance(parameter.initializer, Drawing):
         with suspended():
-            _draw_and_forget(parameter.initializer, parameter._data[0].shape)
+            generate_array(parameter.initializer, parameter._data[0].shape,
+                           numpy)
 
 
 def settle(parameter: chainer.Parameter, values: Any) -> None:
@@ -241,8 +234,12 @@ def set_placeholder(parameter: chainer.Parameter, shape: Any, name: str
                     ) -> None:
     """Gives a parameter a shape, and no values."""
     place_array(parameter, placeholder(
-        tuple(shape) if isinstance(shape, (tuple, list)) else (int(shape),),
-        _dtype(parameter), name, parameter._initial_device.xp))
+        _as_tuple(shape), _dtype(parameter), name,
+        parameter._initial_device.xp))
+
+
+def _as_tuple(shape: Any) -> tuple[int, ...]:
+    return tuple(shape) if isinstance(shape, (tuple, list)) else (int(shape),)
 
 
 def _dtype(parameter: chainer.Parameter) -> numpy.dtype:
@@ -255,31 +252,15 @@ def _of_chainer(parameter: chainer.Parameter) -> Any:
     return found.initializer if isinstance(found, Drawing) else found
 
 
-def _is_large(parameter: chainer.Parameter, shape: tuple[int, ...]) -> bool:
-    """Whether a parameter is worth a note in place of its values."""
+def _is_drawn_later(parameter: chainer.Parameter, shape: tuple[int, ...]
+                    ) -> bool:
+    """Whether a parameter is worth a note, which gives the same values."""
+    initializer = _of_chainer(parameter)
     return (type(parameter) in (chainer.Parameter, DeferredParameter)
             and parameter.layout is None
             and parameter._initial_device.xp is numpy
             and numpy.prod(shape, dtype=float)
-            * _dtype(parameter).itemsize >= _SMALL)
-
-
-def _can_be_drawn_again(initializer: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a second call gives the same values from the same state."""
-    return (type(initializer).__module__.startswith('chainer.initializers.')
-            and getattr(initializer, 'rng', None) is None
-            # Or the error would come too late.
-            and (len(shape) > 1 or isinstance(initializer, (
-                constant.Constant, normal.Normal, uniform.Uniform))))
-
-
-def _draw_and_forget(initializer: Any, shape: tuple[int, ...]) -> None:
-    """Moves NumPy's generator on, as if the values had been drawn."""
-    kind, count = type(initializer).__module__, int(numpy.prod(shape))
-    known: dict[str, Any] = {normal.__name__: numpy.random.normal,
-                             uniform.__name__: numpy.random.uniform}
-    if kind in known and getattr(initializer, 'rng', None) is None:
-        for start in range(0, count, _CHUNK):
-            known[kind](size=min(_CHUNK, count - start))
-    elif kind != constant.__name__:
-        generate_array(initializer, shape, numpy)
+            * _dtype(parameter).itemsize >= _SMALL
+            and type(initializer).__module__.startswith(
+                'chainer.initializers.')
+            and getattr(initializer, 'rng', None) is None)

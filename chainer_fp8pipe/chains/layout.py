@@ -4,12 +4,13 @@
 # ranks tell that they are about to do the same.
 from __future__ import annotations
 
+import bisect
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import nested
-from .calls import Source, assign
+from .calls import Order, Position, Source, positions
 from .placeholder import sources
 from .plan import PartitionPlan
 
@@ -26,41 +27,61 @@ def sources_in(value: Any) -> tuple[Source, ...]:
 class Layout:
     """The chunk of each call of a program, and what chunks send.
 
-    ``homes`` are chunks of some calls, by number; ``having`` are the chunks
-    that have a parameter, by its path.
+    Args:
+        calls: Of the program.
+        order: Of the plan.
+        cuts: The first position of each chunk but the first one.
+        results: Values that the last chunk must have: the loss.
+        homes: Chunks for some calls, by number, which override the cuts; a
+            call with an input on a later chunk still runs on that chunk.
+        having: The chunks that have a parameter, by its path.
+        reports: Reported values, by name.
     """
 
-    def __init__(self, program: Any, plan: PartitionPlan,
-                 homes: Mapping[int, int],
-                 having: Mapping[str, tuple[int, ...]]) -> None:
-        calls, results = program.calls, sources_in(program.result)
-        late: dict[int, int] = {}
+    def __init__(self, calls: Sequence[Any], order: Order,
+                 cuts: Sequence[Position], results: Sequence[Source] = (),
+                 homes: Mapping[int, int] | None = None,
+                 having: Mapping[str, tuple[int, ...]] | None = None,
+                 reports: Mapping[str, Any] | None = None) -> None:
+        place, homes = positions(calls, order), dict(homes or {})
         while True:
-            found = assign(calls, plan.order, plan.positions, results,
-                           {**homes, **late})
+            #: Of each call.
+            self.chunks = _chunks(calls, place, cuts, homes)
             # Where control flow is another one, a call may come before the
             # cut that it came after in the example: its parameter is later.
-            more = {number: min(later) for number, (call, chunk) in enumerate(
-                zip(calls, found.chunks, strict=True))
+            late = {number: min(later) for number, (call, chunk) in enumerate(
+                zip(calls, self.chunks, strict=True))
                 for name in call.parameters
-                if chunk not in having.get(name, (chunk,))
+                if having and chunk not in having.get(name, (chunk,))
                 and (later := [one for one in having[name] if one > chunk])}
-            if more.items() <= late.items():
+            if late.items() <= homes.items():
                 break
-            late.update(more)
-        #: Of each call.
-        self.chunks = found.chunks
+            homes.update(late)
+        holders: dict[str, set[int]] = {}
+        until: dict[Source, int] = dict.fromkeys(results, len(cuts))
+        for call, chunk in zip(calls, self.chunks, strict=True):
+            for name in call.parameters:
+                holders.setdefault(name, set()).add(chunk)
+            for source in call.inputs:
+                until[source] = max(until.get(source, 0), chunk)
         #: The chunks that use a parameter, by its path.
-        self.holders = found.holders
-        #: For each chunk the values that it receives, and sends on; for the
-        #: last one what the result is made of.
-        self.incoming = ((), *found.crossing)
-        self.outgoing = (*found.crossing, results)
+        self.holders = {name: tuple(sorted(of))
+                        for name, of in holders.items()}
+        crossing: list[tuple[Source, ...]] = [tuple([
+            source for source in sorted(until, key=lambda one: (
+                one.call, str(one.output)))
+            if self.chunks[source.call] <= boundary < until[source]])
+            for boundary in range(len(cuts))]
+        #: For each chunk the values that it receives, and sends on, also on
+        #: the way from an earlier to a later chunk; for the last one what the
+        #: result is made of.
+        self.incoming = ((), *crossing)
+        self.outgoing = (*crossing, tuple(results))
         #: The chunk that knows a reported value, by its name.
         self.reporters = {
             name: max([self.chunks[source.call] for source
-                       in sources_in(value)], default=len(plan.cuts))
-            for name, value in program.reports.items()}
+                       in sources_in(value)], default=len(cuts))
+            for name, value in (reports or {}).items()}
         text = hashlib.blake2b(digest_size=8)
         for call in calls:
             text.update(repr((
@@ -70,6 +91,25 @@ class Layout:
         text.update(repr((self.chunks, sorted(self.reporters))).encode())
         #: The same on ranks with the same calls in the same places.
         self.digest = int.from_bytes(text.digest(), 'big') >> 1
+
+
+def _chunks(calls: Sequence[Any], place: Sequence[Position],
+            cuts: Sequence[Position], homes: Mapping[int, int]
+            ) -> tuple[int, ...]:
+    # No call may be later than what reads it and has a home.
+    latest = [homes.get(number, len(cuts)) for number in range(len(calls))]
+    for number in reversed(range(len(calls))):
+        for source in calls[number].inputs:
+            latest[source.call] = min(latest[source.call], latest[number])
+    chunks: list[int] = []
+    for number, call in enumerate(calls):
+        chunk = call.pinned
+        if chunk is None:
+            chunk = min(max(bisect.bisect_right(cuts, place[number]),
+                            homes.get(number, 0)), latest[number])
+        chunks.append(max([chunk, *(chunks[source.call]
+                                    for source in call.inputs)]))
+    return tuple(chunks)
 
 
 class Layouts:
@@ -113,11 +153,12 @@ class Layouts:
                  for name in (*call.whole, *call.reads)]
 
         def made() -> Layout:
-            return Layout(program, self._plan, {
+            return Layout(program.calls, self._plan.order, (
+                self._plan.positions), sources_in(program.result), {
                 source.call: self._states[key]
                 for key, source in _kept(program) if key in self._states
             } | {number: self.keepers[name] for number, name in links
-                 if name in self.keepers}, self.having)
+                 if name in self.keepers}, self.having, program.reports)
         known, layout = set(self.keepers), made()
         for call, chunk in zip(program.calls, layout.chunks, strict=True):
             for name in set(call.whole) - known:

@@ -19,10 +19,9 @@ from ..intercept.function_calls import Interceptor, intercepting
 from ..pipeline.means import weights_of
 from ..pipeline.randomness import preserved
 from . import nested
-from .attributes import on_copies
+from .attributes import Names, on_copies
 from .deferred import place_array
-from .functions import ignored_label
-from .names import Names
+from .measure import ignored_label
 from .placeholder import is_placeholder
 
 #: How much the two may differ in rounding, by the bytes of the loss's dtype.
@@ -48,8 +47,7 @@ def why_no_mean(model: Callable, batches: Sequence[tuple[tuple, dict]],
         (*one, *named.values()) for one, named in batches), strict=True)]
 
     def loss(rows: list[int]) -> tuple[Any, list[tuple[int, int]]]:
-        few = [[one[row] for row in rows] if isinstance(one, (list, tuple))
-               else one[rows] for one in every]     # copies
+        few = [nested.taken(one, rows) for one in every]     # copies
         labels = _Labels()
         with intercepting(labels):
             return model(*few[:len(args)], **dict(zip(

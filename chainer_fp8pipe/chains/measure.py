@@ -11,32 +11,22 @@ import hashlib
 import time
 import tracemalloc
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import chainer
 import numpy
-from chainer.links import BatchNormalization
 
 from ..intercept.function_calls import Interceptor, intercepting
 from ..intercept.training_objects import own_work
 from ..pipeline.backprop import SEPARABLE
-from ..pipeline.means import why_once
 from ..pipeline.randomness import preserved
 from . import collectives, nested
-from .attributes import on_copies
-from .calls import Value
+from .attributes import Names, on_copies
+from .calls import Call, Value
 from .deferred import place_array
-from .functions import (
-    CHAINERS,
-    PLAIN,
-    again,
-    attributes_of,
-    ignored_label,
-    kind_of,
-)
-from .names import Names
 from .placeholder import (
     PlaceholderError,
     is_placeholder,
@@ -59,6 +49,13 @@ _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
 #: Attributes with arrays whose values decide about the output's shape.
 _DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
                        'slices'))
+#: Attributes of functions that Chainer itself sets.
+CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
+                      *vars(chainer.function.FunctionAdapter), 'node',
+                      'func', '_node', '_owned_node'])
+#: Types of values that say all of themselves, and can be sent.
+PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
+         type(None))
 #: So many forms are kept.
 _FORMS = 4096
 #: Seconds; a shorter call is run so many times more, others once.
@@ -67,20 +64,11 @@ _NO_BLOCK: Any = contextlib.nullcontext()
 
 
 @dataclass(eq=False)
-class Figures:
-    """Times, memory and outputs that calls of one form share."""
+class Figures(Call):
+    """A call that was made alone, for all calls of its form."""
 
-    name: str
-    outputs: dict[int | str, Value] = field(default_factory=dict)
     #: Placeholders like the outputs.
     forms: dict[int | str, Any] = field(default_factory=dict)
-    forward: float = 0.0
-    backward: float = 0.0
-    deferrable: bool = False
-    kept: int = 0
-    temporary: int = 0
-    draws: bool = False
-    once: bool = False
     #: Numbers of the inputs and outputs that are kept for backward.
     kept_inputs: tuple[int, ...] = ()
     kept_outputs: tuple[int, ...] = ()
@@ -92,7 +80,6 @@ class Figures:
     #: Labels that losses leave out of their means, and the index of the input
     #: that has the labels (None if unknown).
     ignored: tuple[tuple[int, int | None], ...] = ()
-    normalises: bool = False        # a batch normalisation runs inside
 
 
 class KnownCalls:
@@ -151,7 +138,6 @@ class KnownCalls:
         found.ignored = (((label, 1),) if label is not None else
                          inside.labels(inputs) if whole else ())
         found.inner = tuple(sorted(inside.seen))
-        found.once, found.normalises = inside.once, inside.normalises
         return found
 
     def _refuse_looks(self, node: Any, inputs: tuple, original: Callable,
@@ -170,7 +156,8 @@ class KnownCalls:
             try:
                 with preserved(), numpy.errstate(all='ignore'), (
                         on_copies(links) if whole else _NO_BLOCK):
-                    outs = original(twin, _made_up_inputs(inputs, otherwise))
+                    outs = original(twin, tuple([
+                        _real(x, otherwise) for x in inputs]))
                     kept.append({(path, name, repr(value))
                                  for path, link in links.items()
                                  for name, value in vars(link).items()
@@ -225,7 +212,6 @@ class _Inside(Interceptor):
                  stack: contextlib.ExitStack) -> None:
         self._names, self._pipeline, self._stack = names, pipeline, stack
         self.seen: set[str] = set()             # paths of parameters
-        self.once = self.normalises = False     # see Figures
         self._ignored: list[tuple[int, Any]] = []
 
     def fill(self, parameter: chainer.Parameter) -> None:
@@ -236,12 +222,6 @@ class _Inside(Interceptor):
         if is_placeholder(array):
             self._stack.callback(place_array, parameter, array)
             place_array(parameter, made_up(array))
-
-    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
-                  original: Callable) -> Any:
-        self.normalises |= isinstance(link, BatchNormalization)
-        self.once |= bool(why_once(link))
-        return original(link, *args, **kwargs)
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         for x in inputs:
@@ -287,8 +267,13 @@ def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
         value, chainer.get_array_types()) and not is_placeholder(value)}
     with preserved():
         before: Any = numpy.random.get_state()
-        with _memory_traced():      # which takes time
+        is_tracing = tracemalloc.is_tracing()
+        tracemalloc.start(1)        # takes time
+        try:
             _run(call, node, inputs, original)
+        finally:
+            if not is_tracing:
+                tracemalloc.stop()
         after: Any = numpy.random.get_state()
         # Whether a whole function draws may depend on data.
         call.draws = bool(before[2] != after[2] or (
@@ -309,7 +294,7 @@ def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
 def _run(call: Figures, node: Any, inputs: tuple, original: Callable
          ) -> tuple[float, float]:
     """Notes what a call gives and keeps; seconds forward and backward."""
-    arguments = _made_up_inputs(inputs)
+    arguments = tuple(map(_real, inputs))
     now = clock_of(chainer.backend.get_device_from_array(
         *map(nested.array_of, arguments)))
     tracemalloc.reset_peak()
@@ -353,16 +338,6 @@ def clock_of(device: Any) -> Callable[[], float]:
     return now
 
 
-@contextlib.contextmanager
-def _memory_traced() -> Iterator[None]:
-    """A block in which ``tracemalloc`` counts what is allocated."""
-    with contextlib.ExitStack() as stack:
-        if not tracemalloc.is_tracing():
-            tracemalloc.start(1)
-            stack.callback(tracemalloc.stop)
-        yield
-
-
 def _note_outputs(call: Figures, node: Any, arguments: tuple, outs: tuple
                   ) -> None:
     """Notes shapes of outputs, what is kept of them, and what they share."""
@@ -396,10 +371,6 @@ def _real(x: Any, otherwise: bool = False) -> Any:
         x, chainer.Variable) else made
 
 
-def _made_up_inputs(inputs: tuple, otherwise: bool = False) -> tuple:
-    return tuple([_real(x, otherwise) for x in inputs])
-
-
 def _with_real(value: Any) -> Any:
     """A copy of an attribute with made-up arrays for placeholders."""
     return nested.mapped(value, lambda leaf: _real(leaf) if isinstance(
@@ -418,13 +389,10 @@ def _key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
         if issubclass(kind, ArrayCall):
             about: Any = (_identity(node.run), _form(node.tree, True),
                           node.kinds)
-        elif not exact and kind.__name__ == 'Forget':
-            about = _identity(own['func'])
         else:
-            about = tuple([(name, type(value) if not exact and (
-                name == 'value' and isinstance(value, (int, float)))
-                else _form(value, exact or name in _DECIDING))
-                for name, value in own.items() if name not in CHAINERS])
+            about = tuple([(name, _form(value, exact or name in _DECIDING))
+                           for name, value in own.items()
+                           if name not in CHAINERS])
         exact = exact and kind is not WholeCall
         key = kind, config.enable_backprop, config.train, about, tuple([
             (_form(nested.array_of(x), exact and not (
@@ -473,29 +441,56 @@ def _form(value: Any, exact: bool) -> Any:
     return of, value
 
 
-@own_work()
-def optimizer_arrays(optimizer: Any, dtype: Any, device: Any
-                     ) -> tuple[int, float]:
-    """The memory that an optimizer keeps, and that an update takes.
+# --- what is asked of Chainer's functions ------------------------------------
 
-    Returns:
-        Arrays of a parameter's size that it keeps, and bytes of temporary
-        arrays as a multiple of the parameter's.
-    """
+def kind_of(node: Any) -> Any:
+    """The class of a function, which may be an old-style one."""
+    return type(getattr(node, 'function', node))
+
+
+def attributes_of(node: Any) -> dict[str, Any]:
+    """The attributes of a function, which may be an old-style one."""
+    if isinstance(node, chainer.function.FunctionAdapter):
+        return node.function.__dict__
+    return node.__dict__
+
+
+def again(node: Any, own: Mapping[str, Any]) -> Any:
+    """A copy of a function, with its attributes from before its run."""
+    if isinstance(node, chainer.function.FunctionAdapter):
+        function = copy.copy(node.function)
+        function.__dict__.clear()
+        function.__dict__.update(own)
+        adapter = chainer.function.FunctionAdapter(function)
+        # As Function.__call__ swaps the ownership.
+        adapter._function, adapter._weak_function = function, None
+        function._node, function._owned_node = weakref.ref(adapter), None
+        return adapter
+    made = object.__new__(type(node))
+    made.__dict__.update(own)
+    return made
+
+
+def ignored_label(node: Any) -> int | None:
+    """The label that a loss leaves out of its mean; None: it has none."""
+    function = getattr(node, 'function', node)
+    if (not getattr(function, 'normalize', False)
+            or getattr(function, 'reduce', 'mean') == 'no'):
+        return None
+    return getattr(function, 'ignore_label', None)
+
+
+@own_work()
+def optimizer_arrays(optimizer: Any, dtype: Any, device: Any) -> int:
+    """How many arrays of a parameter's size an optimizer keeps."""
     link = chainer.Link()
     with link.init_scope():
-        link.p = parameter = chainer.Parameter(numpy.full(1 << 17, .5, dtype))
+        link.p = parameter = chainer.Parameter(numpy.full(7, .5, dtype))
     link.to_device(device)
     clone = copy.copy(optimizer)
     clone.hyperparam = copy.copy(optimizer.hyperparam)
     clone.setup(link)
     parameter.grad = parameter.array * 1e-3
-    with _memory_traced():
-        for _ in range(2):      # the first makes what it keeps
-            tracemalloc.reset_peak()
-            before, _ = tracemalloc.get_traced_memory()
-            parameter.update()
-        temporary = tracemalloc.get_traced_memory()[1] - before - (1 << 13)
-    return (sum(getattr(value, 'shape', ()) == parameter.shape for value in (
-        parameter.update_rule.state or {}).values()),
-        max(temporary, 0) / parameter.array.nbytes)
+    parameter.update()
+    return sum(getattr(value, 'shape', ()) == parameter.shape for value in (
+        parameter.update_rule.state or {}).values())

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -48,6 +48,12 @@ def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return batch if isinstance(batch, tuple) else (batch,), {}
+
+
+def taken(batch: Any, rows: Sequence[int]) -> Any:
+    """Some samples of an array, or of a list with an item for each."""
+    return batch[rows] if hasattr(batch, 'shape') else [
+        batch[row] for row in rows]
 
 
 def array_of(value: Any) -> Any:

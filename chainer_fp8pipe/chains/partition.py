@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,30 +11,21 @@ import chainer
 from ..mpi.agreement import agree, of_first_rank, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.world import enter_world
+from ..pipeline.means import why_once
 from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..report.quantities import parse_bytes, size
 from . import nested
 from .adapter import check_result
-from .attributes import generators_of
+from .attributes import Names, generators_of, parameters_of
 from .calls import order_of
 from .collectives import refuse_plain
-from .cuts import (
-    CutProblem,
-    DoesNotFit,
-    Intervals,
-    plan_of,
-    search,
-)
+from .cuts import CutProblem, DoesNotFit, Intervals, plan_of, search
 from .deferred import place_array
 from .measure import optimizer_arrays
-from .names import Names, parameters_of
-from .partitioned import (
-    Partition,
-    PartitionedChain,
-    class_of,
-)
+from .partitioned import Partition, PartitionedChain, class_of
 from .placeholder import is_placeholder
+from .placement import together
 from .plan import PartitionPlan, load_plan
 from .program import Program
 from .recorder import Recorder, record_example
@@ -46,10 +36,10 @@ _OVERHEAD = 16e6
 #: Arrays of a parameter's size without the optimizer's: the value, and the
 #: sum of gradients.
 _COPIES = 2.0
+#: Arrays that Adam, or any simpler one, takes for a while for an update.
+_TEMPORARY = 3.0
 
 _DEFAULTS = {'micro_batches': 4, 'schedule': '1f1b', 'chunks': 1}
-
-_together = functools.partial(raise_together, error=ValueError)
 
 
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
@@ -83,10 +73,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         chunks: Chunks of each rank, for ``'interleaved'``; by default 1.
         recompute: ``'auto'``: stages that would not fit keep their inputs
             only and run forward twice; True: all stages; False: none.
-            Never a stage with ``BatchRenormalization`` or
+            Never of a model with ``BatchRenormalization`` or
             ``SpectralNormalization``, which move on with every forward pass.
-        optimizer: That will train the model, for the memory that it keeps and
-            takes, which the first rank measures.  Default: as Adam.
+        optimizer: That will train the model, for the memory that it keeps.
+            Default: as Adam.
         plan: The cut that ``model.plan.save('plan.json')`` has saved in an
             earlier run: the file's path or content, or a
             :class:`~chainer_fp8pipe.chains.PartitionPlan`.  None searches
@@ -112,7 +102,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         name: value for name, value in (
             ('micro_batches', micro_batches), ('schedule', schedule),
             ('chunks', chunks)) if value is not None}
-    limit = _together(grid.comm, lambda: _checked(
+    limit = together(grid.comm, lambda: _checked(
         model, memory, recompute, options, optimizer, loss_func))
     agree(grid.comm, {name: repr(value) for name, value in {
         'recompute': recompute, 'memory': limit, **_DEFAULTS, **options,
@@ -126,15 +116,15 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     shapeless = [parameter for parameter in model.params()
                  if parameter._data[0] is None]
     try:
-        recorder, program, call = _recorded(model, loss_func or model,
-                                            example, grid)
+        both = nested.arguments_of(example)
+        recorder, program = _recorded(model, loss_func or model, both, grid)
         found = of_first_rank(grid.comm, lambda: _plan(
             recorder, program, plan, options, _problem(
                 model, grid, limit, recompute, options, optimizer)))
         kind: Any = type(model)
         with preserved():
-            part, made = _together(grid.comm, lambda: (
-                Partition(recorder, found, grid, call, loss_func),
+            part, made = together(grid.comm, lambda: (
+                Partition(recorder, found, grid, both, loss_func),
                 class_of(kind)))
         part.placement.distribute()
     except BaseException:       # a later forward pass must draw as usual
@@ -175,25 +165,17 @@ def _checked(model: Any, memory: Any, recompute: Any,
     return parse_bytes(memory)
 
 
-def _recorded(model: Any, function: Callable, example: Any,
-              grid: ProcessGrid
-              ) -> tuple[Recorder, Program, Callable[[], Any]]:
-    """The recorder, the example's program, and what runs the example."""
-    names = _together(grid.comm, lambda: Names(model))
+def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
+              ) -> tuple[Recorder, Program]:
+    """The recorder, and the example's program."""
+    names = together(grid.comm, lambda: Names(model))
     _share_generators(names, grid)
 
-    def record() -> tuple[Recorder, Program, Callable[[], Any]]:
-        leaves, tree = nested.leaves(nested.arguments_of(example))
-
-        def call() -> Any:
-            # Forward may write to the arrays.
-            args, kwargs = nested.rebuilt(tree, [
-                leaf.copy() for leaf in leaves])
-            return function(*args, **kwargs)
+    def record() -> tuple[Recorder, Program]:
         recorder = Recorder(names, grid.pipeline)
-        found = record_example(recorder, call, grid.comm.rank == 0)
+        found = record_example(recorder, function, grid.comm.rank == 0, both)
         check_result(found.result)
-        return recorder, found, call
+        return recorder, found
 
     def alike() -> dict[str, str]:
         """Shapes and dtypes of what the first rank sends, and the calls."""
@@ -207,8 +189,8 @@ def _recorded(model: Any, function: Callable, example: Any,
                 } | found[1].description()
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
-    first = _together(grid.comm, lambda: record() if is_first else None)
-    others = _together(grid.comm, lambda: None if is_first else record())
+    first = together(grid.comm, lambda: record() if is_first else None)
+    others = together(grid.comm, lambda: None if is_first else record())
     found = first or others
     raise_together(
         grid.comm, alike, ValueError, dict, 'Build the same model on all '
@@ -219,30 +201,30 @@ def _recorded(model: Any, function: Callable, example: Any,
 
 def _share_generators(names: Names, grid: ProcessGrid) -> None:
     """Sets links' generators to the states that they have on stage 0."""
-    own, states = _together(grid.comm, lambda: (
+    own, states = together(grid.comm, lambda: (
         found := generators_of(names.links),
         [one.__getstate__() for one in found]))
-    states = grid.pipeline.bcast(states)
+    states, here = grid.pipeline.bcast(states), len(states)
 
     def write() -> None:
-        if len(own) != len(states):
+        if here != len(states):
             raise ValueError(
-                f'links keep {len(own)} generators of random numbers here, '
-                f'and {len(states)} on the first stage; build the same model '
-                'on all ranks')
+                f'links keep {here} generators of random numbers here, and '
+                f'{len(states)} on the first stage; build the same model on '
+                'all ranks')
         for generator, state in zip(own, states, strict=True):
             generator.__setstate__(state)
-    _together(grid.comm, write)
+    together(grid.comm, write)
 
 
 def _problem(model: Any, grid: ProcessGrid, limit: float | None,
              recompute: Any, options: Mapping[str, Any], optimizer: Any
              ) -> CutProblem:
-    arrays, temporary = (2, 3.0) if optimizer is None else optimizer_arrays(
+    arrays = 2 if optimizer is None else optimizer_arrays(
         optimizer, chainer.get_dtype(), model.device)
     return CutProblem(
         grid.stages, memory=limit, copies=_COPIES + arrays,
-        recompute=recompute, overhead=_OVERHEAD, temporary=temporary,
+        recompute=recompute, overhead=_OVERHEAD, temporary=_TEMPORARY,
         **{**_DEFAULTS, **options})
 
 
@@ -254,6 +236,9 @@ def _plan(recorder: Recorder, program: Program, given: Any,
                          'part in its result; use one rank')
     parameters = parameters_of(recorder.names)
     if given is None:
+        if problem.recompute == 'auto' and any(
+                map(why_once, recorder.names.links.values())):
+            problem = dataclasses.replace(problem, recompute=False)
         try:
             return search(Intervals(
                 program.calls, order_of(program.calls, list(parameters)),

@@ -4,7 +4,6 @@
 # other; a layout says which calls are its own.
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import functools
@@ -15,53 +14,17 @@ from typing import Any
 import chainer
 
 from ..intercept.function_calls import current, hold
-from ..pipeline.backprop import Arrays, Tape
-from ..pipeline.randomness import Place
+from ..pipeline.means import why_once
+from . import nested
 from .adapter import ChainAdapter
-from .attributes import State, on_copies
+from .attributes import Attribute, State, on_copies, parameters_of
 from .deferred import fetching
 from .layout import Layouts, sources_in
-from .names import parameters_of
-from .placeholder import PlaceholderError, user_line
-from .placement import Placement
+from .placeholder import PlaceholderError, is_placeholder, user_line
+from .placement import Placement, check_whole
 from .plan import PartitionPlan, table
 from .program import Program
 from .recorder import Recorder
-from .saving import check_whole
-
-
-class Chunk:
-    """The calls of one chunk, see :class:`.Part`."""
-
-    def __init__(self, partition: Partition, chunk: int) -> None:
-        self.name = partition.name_of(chunk)
-        self._partition, self._chunk = partition, chunk
-        self.parameters: list[chainer.Parameter] = [
-            partition.names.parameters[name]
-            for name in partition.placement.used[chunk]]
-        self.statistics: Any = None     # of batch normalisations
-
-    def record(self, micro_batch: int, inputs: Arrays, place: Place
-               ) -> tuple[Tape, Arrays]:
-        """Makes this chunk's calls."""
-        program = self._partition.programs[micro_batch]
-        # Of links that run as a whole: they are called here.
-        with self.statistics.counting(self._chunk, self._keeps) if any(
-                call.figures is not None and call.figures.normalises
-                for call in program.calls) else contextlib.nullcontext():
-            tape, outputs, normalised = program.run(self._chunk, inputs,
-                                                    self.name)
-        uses: collections.Counter[Any] = collections.Counter()
-        for link, *found in normalised:
-            self.statistics.note(link, self._chunk, uses[link], *found)
-            uses[link] += 1
-        return tape, outputs
-
-    def _keeps(self, link: chainer.Link) -> bool:
-        """Whether a link's running values are here; all ranks have all."""
-        part = self._partition
-        return part.layouts.keepers.get(
-            part.names.of(link) or '', self._chunk) == self._chunk
 
 
 class Partition:
@@ -71,7 +34,7 @@ class Partition:
         recorder: Of the whole model.
         plan: Where the model is cut.
         grid: The ranks.
-        example: Calls the model with a micro-batch.
+        example: A micro-batch's arguments by place and by name.
         loss_func: What is called with a micro-batch; None: the model.
 
     Raises:
@@ -79,13 +42,18 @@ class Partition:
     """
 
     def __init__(self, recorder: Recorder, plan: PartitionPlan, grid: Any,
-                 example: Callable[[], Any],
+                 example: tuple[tuple, dict[str, Any]],
                  loss_func: Callable | None = None) -> None:
         self.recorder, self.names = recorder, recorder.names
         self.plan, self.grid = plan, grid
         self.loss_func, self.optimizer = loss_func, None
         self.programs: list[Program] = []       # of this step's micro-batches
         self.layouts, self.state = Layouts(plan), State(self.names.links)
+        moving = next(filter(None, map(why_once, self.names.links.values())),
+                      '')
+        if moving and any(plan.recompute):
+            raise ValueError('a stage would run forward twice, which is wrong '
+                             f'for {moving}; pass recompute=False')
         program, late = self._of_example(example)
         layout, homes, calls = program.layout, plan.homes(), program.calls
         for source in itertools.chain(*layout.incoming):
@@ -105,7 +73,7 @@ class Partition:
         self.layouts.having = self.placement.chunks
         hold(self)
 
-    def _of_example(self, example: Callable[[], Any]
+    def _of_example(self, both: Any
                     ) -> tuple[Program, dict[str, tuple[int, ...]]]:
         """The program of an example; notes which state links go on from.
 
@@ -113,6 +81,7 @@ class Partition:
         those of an LSTM that multiply its state.
         """
         recorder, state, layouts = self.recorder, self.state, self.layouts
+        function = self.loss_func or self.names.links['/']
         late: dict[str, tuple[int, ...]] = {}
 
         def settled() -> None:
@@ -120,18 +89,19 @@ class Partition:
             program.settle(layouts.of(program), ())
         with on_copies(self.names.links), recorder.placeholders():
             state.begin('train')
-            state.resume(0)
-            program = recorder.record(example)
+            program = recorder.record(function, both)
+            kept = state.arrays()
             found = state.note(program)
             if found:
                 state.read = frozenset(found)
                 state.keep(program, found)
                 settled()
-                again = recorder.record(example)
+                again = recorder.record(function, both)
                 state.read = frozenset(
                     key for key, value in found.items()
                     if any((id(program), source) in again.notes.pins
                            for source in sources_in(value)))
+                state.samples = state.read      # what they keep is right
                 state.note(again)       # what it keeps is where it is made
                 # What reads a late value of the last batch's is late itself.
                 for _ in range(2 * bool(state.read)):
@@ -143,8 +113,36 @@ class Partition:
                 late = layouts.of(again).holders
                 state.keep(program, found)
             settled()
-            state.forget()
+        if state.read or not all(map(is_placeholder, itertools.chain(
+                *kept.values()))):
+            state.samples = self._with_samples(function, both, kept)
+        state.forget()
         return program, late
+
+    def _with_samples(self, function: Callable, both: Any,
+                      kept: dict[Attribute, list[Any]]) -> frozenset:
+        """Which attributes keep something for each sample of a micro-batch.
+
+        Those whose form is another one with fewer samples.
+        """
+        def shapes(arrays: list[Any]) -> list[tuple[int, ...]]:
+            return [array.shape for array in arrays]
+        args, kwargs = both
+        count = len((*args, *kwargs.values())[0])
+        rows = list(range(count - 1)) or [0, 0]
+        try:
+            with on_copies(self.names.links), self.recorder.placeholders():
+                self.state.begin('train')
+                self.recorder.record(function, (
+                    [nested.taken(one, rows) for one in args],
+                    {name: nested.taken(one, rows)
+                     for name, one in kwargs.items()}))
+                fewer = self.state.arrays()
+        except Exception:       # the model takes as many samples only
+            return frozenset(key for key, arrays in kept.items() if any(
+                shape[:1] == (count,) for shape in shapes(arrays)))
+        return frozenset(key for key, arrays in kept.items() if shapes(
+            arrays) != shapes(fewer.get(key, [])))
 
     @property
     def is_whole(self) -> bool:
@@ -165,10 +163,6 @@ class Partition:
 
     #: What the ranks of a pipeline do with a batch.
     adapter = ChainAdapter
-
-    def parts(self) -> dict[int, Chunk]:
-        """This rank's parts of the model, by number of chunk."""
-        return {chunk: Chunk(self, chunk) for chunk in self.chunks}
 
     def end(self) -> None:
         """Ends a step; what only it needed is dropped."""
@@ -267,11 +261,6 @@ class PartitionedChain:
     def __str__(self) -> str:
         return table(self.partition, type(self).__name__,
                      parameters_of(self.partition.names))
-
-    def __repr__(self) -> str:
-        plan = self.partition.plan
-        return (f'<{type(self).__name__}: stage '
-                f'{self.partition.grid.stage_index} of {plan.stages}>')
 
 
 @functools.lru_cache(None)

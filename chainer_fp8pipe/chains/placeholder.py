@@ -73,9 +73,14 @@ class Placeholder(nested.Dataless):
     def __init__(self, shape: tuple[int, ...], dtype: Any,
                  source: Source | str | None = None, xp: Any = numpy,
                  program: Any = None, scalar: bool = False) -> None:
-        dtype = numpy.dtype(dtype)
+        dtype, shape = numpy.dtype(dtype), tuple(map(int, shape))
+        size, item = math.prod(shape), dtype.itemsize
         self.__dict__.update(
-            shape=tuple(map(int, shape)), dtype=dtype, ndim=len(shape),
+            shape=shape, dtype=dtype, ndim=len(shape), size=size,
+            itemsize=item, nbytes=size * item, strides=tuple([
+                item * math.prod(shape[axis + 1:])
+                for axis in range(len(shape))]),
+            device='cpu' if xp is numpy else xp.cuda.Device(),
             source=source, program=program, xp=xp, scalar=scalar)
 
     # Chainer asks isinstance(), which reads this.  mypy wants an attribute
@@ -83,27 +88,6 @@ class Placeholder(nested.Dataless):
     @property   # type: ignore[misc]
     def __class__(self) -> Any:
         return self.dtype.type if self.scalar else self.xp.ndarray
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.itemsize
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return tuple(self.itemsize * math.prod(self.shape[axis + 1:])
-                     for axis in range(self.ndim))
-
-    @property
-    def device(self) -> Any:
-        return 'cpu' if self.xp is numpy else self.xp.cuda.Device()
 
     def __len__(self) -> int:
         if not self.shape:
@@ -119,12 +103,6 @@ class Placeholder(nested.Dataless):
         if name in _VIEWS and hasattr(numpy.ndarray, name):
             return recorded(_attribute(name), (self,), {})
         raise looked_at(self, f'.{name}')
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise looked_at(self, f'.{name} = ...')
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        raise looked_at(self, 'numpy.asarray, or an index of another array,')
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any,
                         out: Any = None, **options: Any) -> Any:
@@ -149,17 +127,11 @@ class Placeholder(nested.Dataless):
             raise looked_at(self, 'indexing by a condition')
         return recorded(operator.getitem, (self, index), {})
 
-    def __setitem__(self, index: Any, value: Any) -> None:
-        raise looked_at(self, '__setitem__')
-
     def __repr__(self) -> str:
         return (f'<placeholder of {describe_source(self)}, {self.dtype} '
                 f'{self.shape}>')
 
     __str__ = __repr__
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise looked_at(self, 'pickle')
 
     def __hash__(self) -> int:
         return id(self)
@@ -173,9 +145,9 @@ def _method(name: str) -> Callable:
     return function
 
 
-def _closed(name: str) -> Callable:
-    def method(self: Any, *args: Any) -> Any:
-        raise looked_at(self, name)
+def _closed(what: str) -> Callable:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise looked_at(self, what)
     return method
 
 
@@ -194,8 +166,11 @@ def _operator(name: str, swapped: bool = False, in_place: bool = False
 
 
 for _name in ('bool', 'float', 'int', 'index', 'complex', 'iter', 'contains',
-              'round', 'copy', 'deepcopy'):
+              'round', 'copy', 'deepcopy', 'setitem', 'setattr'):
     setattr(Placeholder, f'__{_name}__', _closed(f'__{_name}__'))
+for _name, _what in (('array', 'numpy.asarray, or an index of another array,'),
+                     ('reduce_ex', 'pickle')):
+    setattr(Placeholder, f'__{_name}__', _closed(_what))
 for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow',
               'matmul', 'and', 'or', 'xor', 'lshift', 'rshift'):
     setattr(Placeholder, f'__{_name}__', _operator(f'__{_name}__'))

@@ -5,6 +5,7 @@
 # steps ranks may fetch the whole model, for code that calls it.
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,15 +14,17 @@ import chainer
 import numpy
 from mpi4py import MPI
 
+from ..intercept.patching import Current
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
+from .attributes import Names
 from .deferred import draw, pass_by, settle, take_away
-from .functions import PLAIN
-from .names import Names
+from .measure import PLAIN
 from .placeholder import is_placeholder
 from .plan import PartitionPlan
 
-_together = functools.partial(raise_together, error=ValueError)
+_by_the_package = Current()
+together = functools.partial(raise_together, error=ValueError)
 
 
 class Placement:
@@ -109,7 +112,7 @@ class Placement:
         """Gives parameters' values, one after the other, to their ranks."""
         values = self._sent(comm.rank, roots)
         # A rank's error with one value is raised when all ask for the next.
-        while (one := _together(comm, lambda: next(values, None))) is not None:
+        while (one := together(comm, lambda: next(values, None))) is not None:
             host, root = one
             if comm.size > 1:
                 wait_until(comm.Ibcast([host.reshape(-1).view(numpy.uint8),
@@ -125,7 +128,12 @@ class Placement:
             parameter = self.names.parameters[name]
             if is_placeholder(parameter._data[0]):
                 if rank == root:
-                    _draw(name, parameter)
+                    try:
+                        draw(parameter)
+                    except Exception as error:
+                        raise ValueError(
+                            f'the initial values of {name}: '
+                            f'{type(error).__name__}: {error}') from error
                 elif self._before is None:      # it is yet to be drawn
                     pass_by(parameter)
             array = parameter._data[0]
@@ -178,14 +186,6 @@ class Placement:
         return ''
 
 
-def _draw(name: str, parameter: chainer.Parameter) -> None:
-    try:
-        draw(parameter)
-    except Exception as error:
-        raise ValueError(f'the initial values of {name}: '
-                         f'{type(error).__name__}: {error}') from error
-
-
 def _share_persistent(names: Names, comm: MPI.Comm, root: int,
                       paths: Iterable[str]) -> None:
     """Gives all ranks one rank's persistent values of links."""
@@ -198,7 +198,7 @@ def _share_persistent(names: Names, comm: MPI.Comm, root: int,
             for path, name, value in found
             if isinstance(value, (*PLAIN, *chainer.get_array_types()))]
     is_root = comm.rank == root
-    values = comm.bcast(_together(comm, lambda: is_root and read()), root)
+    values = comm.bcast(together(comm, lambda: is_root and read()), root)
 
     def write() -> None:
         for path, name, value in () if is_root else values:
@@ -210,8 +210,35 @@ def _share_persistent(names: Names, comm: MPI.Comm, root: int,
                 setattr(link, name, link.device.send(value))
             else:
                 _write(value, now)
-    _together(comm, write)
+    together(comm, write)
 
 
 def _write(host: numpy.ndarray, array: Any) -> None:
     array[...] = chainer.backend.get_array_module(array).asarray(host)
+
+
+class NotWhole(RuntimeError):
+    """A model would be saved of which this rank has a part only."""
+
+
+def saving_parts() -> contextlib.AbstractContextManager[None]:
+    """A block that puts together what the ranks of a pipeline save."""
+    return _by_the_package.set_to(True)
+
+
+def check_whole(serializer: Any, model: Any, is_whole: bool) -> None:
+    """Raises NotWhole if a part of a model is about to be saved as the model.
+
+    A Trainer's snapshot, whose keys begin with other names, may have parts:
+    each rank writes and reads its own.
+    """
+    group = getattr(getattr(serializer, 'group', None), 'name', None)
+    is_first = not (getattr(serializer, 'path', '') or '').strip('/') and (
+        group in ('/', None))
+    if not (is_whole or _by_the_package.now) and is_first and (
+            not isinstance(serializer, chainer.Deserializer)):
+        raise NotWhole(
+            f'this rank has a part of {type(model).__name__} only, and would '
+            'save that; call chainer_fp8pipe.training.extensions.'
+            'save_whole_model(path, model, comm) on all ranks, which writes '
+            'one file for load_npz')

@@ -24,11 +24,10 @@ from ..intercept.function_calls import (
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import nested
+from .attributes import Names
 from .calls import Call, Source
-from .functions import again, attributes_of
 from .layout import Layout, sources_in
-from .measure import Figures
-from .names import Names
+from .measure import Figures, again, attributes_of
 from .placeholder import (
     PlaceholderError,
     describe_source,
@@ -188,12 +187,6 @@ class Program:
                     values[Source(number, 0)] = chainer.Variable(
                         program.values[source], requires_grad=False)
                     continue
-                if call.once and chainer.config.train and not (
-                        chainer.config.enable_backprop
-                        or isinstance(call.node, WholeCall)):
-                    raise call.error(number, f': {name} cannot be recomputed, '
-                                     'as this call moves on with every '
-                                     'forward pass; pass recompute=False')
                 node, arguments = self._ready(call, values, is_first)
                 numbers[id(node)] = number
                 self._make(number, call, node, arguments, values)
@@ -247,9 +240,11 @@ class Program:
               arguments: tuple, values: dict) -> None:
         """Makes one call; checks the shapes of its outputs."""
         try:
-            with _settings(call.config) if call.config else _NO_BLOCK, (
-                    self._seeded(number, node, arguments) if call.draws
-                    else _NO_BLOCK):
+            with contextlib.ExitStack() as stack:
+                for name, value in call.config.items():
+                    stack.enter_context(chainer.using_config(name, value))
+                if call.draws:
+                    stack.enter_context(self._seeded(number, node, arguments))
                 outs = node.apply(arguments)
         except PlaceholderError:
             raise
@@ -349,18 +344,3 @@ _MAKING = _Making()
 def _without_graph(value: Any) -> Any:
     return (chainer.Variable(value.array, requires_grad=False)
             if isinstance(value, chainer.Variable) else value)
-
-
-@contextlib.contextmanager
-def _settings(config: Mapping[str, Any]) -> Iterator[None]:
-    own = vars(LOCAL)
-    before = dict(own)
-    own.update(config)
-    try:
-        yield
-    finally:
-        own.clear()
-        own.update(before)
-
-
-_NO_BLOCK: Any = contextlib.nullcontext()

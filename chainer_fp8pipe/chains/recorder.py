@@ -31,15 +31,12 @@ from ..intercept.function_calls import (
     intercepting,
     suspended,
 )
-from ..pipeline.means import why_once
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import collectives, nested
-from .attributes import copied, on_copies, set_attributes
+from .attributes import Names, copied, on_copies, set_attributes
 from .calls import Source, Value
 from .deferred import place_array, set_placeholder
-from .functions import CHAINERS, attributes_of
-from .measure import Figures, KnownCalls
-from .names import Names
+from .measure import CHAINERS, Figures, KnownCalls, attributes_of
 from .placeholder import (
     PlaceholderError,
     describe_source,
@@ -77,7 +74,6 @@ class Recorder:
         collectives.hold(self)
         hold_calls(map(type, names.links.values()), self)
         self.known = KnownCalls(names, pipeline)
-        self.moving: set[int] = set()       # ids of links, see why_once()
         self._reasons: dict[str, str] = {}
         #: Paths of the links that are run as one call.
         self.atomic: frozenset[str] = frozenset(
@@ -88,25 +84,28 @@ class Recorder:
         return [f'link {path} is not divided: {reason.partition(". ")[0]}'
                 for path, reason in self._reasons.items()]
 
-    def record(self, run: Callable[[], Any], place: Place = NOWHERE
-               ) -> Program:
+    def record(self, run: Callable, both: Any = ((), {}),
+               place: Place = NOWHERE) -> Program:
         """The program of what ``run`` calls, in a block of `placeholders`.
 
         Args:
-            run: Calls the model.
+            run: The model, or what calls it.
+            both: Its arguments by place and by name, which it gets copies of.
             place: Where in the training that is.
 
         Raises:
             PlaceholderError: The model's own forward looks at computed data.
         """
         names, shaped = self.names, len(self.names.shaped)
+        leaves, tree = nested.leaves(both)
         while True:
+            args, kwargs = nested.rebuilt(tree, [x.copy() for x in leaves])
             one = _Recording(self, Program(names, place))
             before = copied(names.links)
             try:
                 with names.reporter.scope(one.program.reports), \
                         between_calls(place), intercepting(one):
-                    one.program.result = run()
+                    one.program.result = run(*args, **kwargs)
                 one.refuse_placeholders()
             except PlaceholderError as error:
                 found = next((name for name in reversed(one.looking)
@@ -126,8 +125,6 @@ class Recorder:
     def placeholders(self) -> Iterator[None]:
         """A block in which every parameter with a shape is a placeholder."""
         names, done = self.names, False
-        self.moving = {id(link) for link in names.links.values()
-                       if why_once(link)}
         shaped = len(names.shaped)
         before = [(name, parameter, parameter._data[0], parameter._grad)
                   for name, parameter in names.parameters.items()]
@@ -193,9 +190,8 @@ class _Recording(Interceptor):
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
         # Paths of the links with persistent arrays, by these arrays' ids.
-        self._owners: dict[int, str] = {
-            id(value): path for path, link in self._names.links.items()
-            for value in _persistent(link)}
+        self._owners: dict[int, str] = {}
+        self._note_owners(self._names.links.values())
 
     # --- the interceptor -----------------------------------------------------
 
@@ -311,7 +307,7 @@ class _Recording(Interceptor):
                 arrays.append(array)
                 arguments.append(_kept(x))
                 _check_place(x, program.place)
-        hidden, attributes = self._scan(own, read)
+        kept, hidden, attributes = self._scan(own, read)
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
         figures = self._recorder.known.figures(
@@ -321,15 +317,13 @@ class _Recording(Interceptor):
             self.leave_out(None if index is None else inputs[index], label)
         names = tuple(dict.fromkeys([
             *(one for one in read if type(one) is str), *figures.inner]))
-        whole, used = self._persistent_in(arrays, attributes) if (
-            arrays or attributes or self._recorder.atomic) else ((), ())
+        whole, used = self._on_one_chunk(node, names, arrays, attributes)
         if not (read or whole or used or figures.inner or figures.draws):
             # It follows from the batch alone, so every rank computes it.
             with suspended(), chainer.no_backprop_mode():
                 return tuple([_of_batch(out.array, program.place)
                               for out in original(node, inputs)])
-        if isinstance(node, WholeCall):
-            whole += tuple(self._keeping(names))
+        kept.update((name, own[name]) for name in figures.writes)
         call = RecordedCall(
             figures.name, self._link(),
             tuple([self._first_call.setdefault(id(link), number)
@@ -337,11 +331,8 @@ class _Recording(Interceptor):
             tuple([one for one in read if type(one) is Source]), names,
             figures.outputs, figures.forward, figures.backward,
             figures.deferrable, figures.kept, (), figures.temporary,
-            figures.draws, tuple(dict.fromkeys(whole)), None,
-            figures.once or any(id(link) in self._recorder.moving
-                                for link in self._stack),
-            figures, node, self._attributes(own, figures) if attributes
-            else dict(own), tuple(arguments), hidden=hidden, reads=used)
+            figures.draws, whole, None, figures, node, kept,
+            tuple(arguments), hidden=hidden, reads=used)
         if vars(LOCAL) != self._config:
             call.config = {
                 name: value for name, value in vars(LOCAL).items()
@@ -370,13 +361,22 @@ class _Recording(Interceptor):
     def _link(self) -> str:
         return self._names.of(self._stack[-1]) or '/' if self._stack else '/'
 
-    def _scan(self, own: dict[str, Any], read: list[Source | str]
-              ) -> tuple[tuple[str, ...], list[Any]]:
-        """Names of attributes with placeholders, and arrays in others.
+    def _note_owners(self, links: Iterable[chainer.Link]) -> None:
+        for link in links:
+            path = link._persistent and self._names.of(link)
+            if path:
+                self._owners.update((id(value), path)
+                                    for value in _persistent(link))
 
-        Adds what placeholders stand for to ``read``, and numbers to the
-        program's.
+    def _scan(self, own: dict[str, Any], read: list[Source | str]
+              ) -> tuple[dict[str, Any], tuple[str, ...], list[Any]]:
+        """Attributes, names of those with placeholders, arrays in others.
+
+        Arrays to which Python may write are copied.  Adds what placeholders
+        stand for to ``read``, and numbers to the program's.
         """
+        self._note_owners(self._stack)      # some make arrays in forward
+        kept = dict(own)
         hidden: list[str] = []
         arrays: list[Any] = []
         for name, value in own.items():
@@ -391,9 +391,11 @@ class _Recording(Interceptor):
                     if is_placeholder(array):
                         read += self._read(leaf)
                         hidden.append(name)
-                    else:
-                        arrays.append(array)
-        return tuple(dict.fromkeys(hidden)), arrays
+                        continue
+                    arrays.append(array)
+                    if array is value and id(array) not in self._owners:
+                        kept[name] = array.copy()
+        return kept, tuple(dict.fromkeys(hidden)), arrays
 
     def _read(self, x: Any) -> tuple:
         """The call or the parameter that an input comes from; () if none."""
@@ -439,52 +441,30 @@ class _Recording(Interceptor):
                 pinned=chunk, before=(array.program, source)))
         return program.notes.pins[key]
 
-    def _attributes(self, own: dict[str, Any], figures: Figures
-                    ) -> dict[str, Any]:
-        """Attributes, with copies of arrays: Python may write to them.
-
-        Not of those to which the function itself writes, or which links keep.
-        """
-        types = chainer.get_array_types()
-        return {name: value.copy() if isinstance(value, types) and not (
-            is_placeholder(value) or name in figures.writes
-            or id(value) in self._owners) else value
-            for name, value in own.items()}
-
-    def _persistent_in(self, inputs: list[Any], attributes: list[Any]
-                       ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _on_one_chunk(self, node: Any, names: Iterable[str],
+                      inputs: list[Any], attributes: list[Any]
+                      ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Links whose calls must be on one chunk, and those that it reads.
 
         The first are run as one call, or the function writes to their arrays.
         """
-        names, owners = self._names, self._owners
-        whole: list[str] = []
-        for link in self._stack:
-            path = names.of(link)
-            if path is None:
-                continue
-            if path in self._recorder.atomic:
-                whole += (path, *self._keeping(
-                    one for one in names.links
-                    if one.startswith(path.rstrip('/') + '/')))
-            if link._persistent:        # some make them in forward
-                owners.update((id(value), path)
-                              for value in _persistent(link))
-        used = tuple(dict.fromkeys([
-            owners[one] for array in (*attributes, *inputs)
-            for one in (id(array), id(getattr(array, 'base', None)))
-            if one in owners]))
-        written = {owners.get(id(array)) for array in attributes} - {None}
-        return (*whole, *(path for link in self._stack if (
-            path := names.of(link)) in written and path)), used
-
-    def _keeping(self, names: Iterable[str]) -> list[str]:
-        """Links with persistent arrays, among links and those of parameters.
-        """
-        links = self._names.links
-        paths = [name if name in links else name.rpartition('/')[0] or '/'
-                 for name in names]
-        return [path for path in paths if _persistent(links[path])]
+        owners, links = self._owners, self._names.links
+        stack = list(filter(None, map(self._names.of, self._stack)))
+        used: list[str | None] = []
+        for array in (*attributes, *inputs):
+            used += owners.get(id(array)), owners.get(
+                id(getattr(array, 'base', None)))
+        written = {owners.get(id(array)) for array in attributes}
+        whole = [path for path in stack if path in written]
+        if isinstance(node, WholeCall):
+            if stack and stack[-1] in self._recorder.atomic:
+                whole += [path for path in links if f'{path}/'.startswith(
+                    f'{stack[-1].rstrip("/")}/')]
+            whole += [path for path in (
+                name.rpartition('/')[0] or '/' for name in names)
+                if _persistent(links[path])]
+        return (tuple(dict.fromkeys(whole)),
+                tuple(dict.fromkeys(filter(None, used))))
 
     def _normalise(self, link: Any, args: Any, kwargs: Any,
                    original: Callable) -> Any:
@@ -501,10 +481,6 @@ class _Recording(Interceptor):
         link.avg_mean = link.xp.zeros_like(link.avg_mean)
         link.avg_var = link.xp.zeros_like(link.avg_var)
         link.decay, link.N = 0.0, 0
-        path = self._names.of(link)
-        if path is not None:
-            self._owners.update({id(link.avg_mean): path,
-                                 id(link.avg_var): path})
         try:
             result = original(link, *args, **kwargs)
             calls = self.program.calls
@@ -531,8 +507,8 @@ def between_calls(place: Place) -> Iterator[None]:
         random.setstate(state)
 
 
-def record_example(recorder: Recorder, run: Callable[[], Any], timed: bool
-                   ) -> Program:
+def record_example(recorder: Recorder, run: Callable, timed: bool,
+                   both: Any = ((), {})) -> Program:
     """The program of a call in training, with what each retains for backward.
 
     Links are as before.  Outputs may lie in the memory of other values, which
@@ -542,7 +518,7 @@ def record_example(recorder: Recorder, run: Callable[[], Any], timed: bool
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True), preserved(), \
             on_copies(recorder.names.links), recorder.placeholders():
-        program = recorder.record(run)
+        program = recorder.record(run, both)
     recorder.known.timed = False
     memory: dict[Source, Source | None] = {}
     for number, call in enumerate(program.calls):

@@ -151,12 +151,8 @@ class WholeCall(ArrayCall):
             None if gradient is None else gradient.array
             for gradient, kind in zip(gradients, self.result[1], strict=True)
             if kind == 'variable']), InParameters)
-        return tuple([_variable(found[index]) for index in indexes])
-
-
-def _variable(array: Any) -> chainer.Variable | None:
-    return None if array is None else chainer.Variable(
-        array, requires_grad=False)
+        return tuple([None if found[index] is None else chainer.Variable(
+            found[index], requires_grad=False) for index in indexes])
 
 
 def _kind(leaf: Any) -> str:

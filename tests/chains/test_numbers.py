@@ -20,27 +20,17 @@ def grown(number):
 RIGHT = {
     'mean': lambda h: h * h.array.mean(),
     'norm': lambda h: h / numpy.linalg.norm(h.array),
-    'largest': lambda h: h / abs(h.array).max(),
     'at a place': lambda h: h * h.array[0, 1],
     'position': lambda h: h + h.array.argmax(),
     'of numbers': lambda h: h * (numpy.sqrt(h.array.var()) - 2) ** 2,
     'in place': lambda h: h * grown(h.array.mean()),
-    'from the left': lambda h: h.array.mean() - h,
     'exponent': lambda h: F.sigmoid(h) ** h.array.var(),
-    'base': lambda h: h.array.var() ** h,
     'methods': lambda h: h * h.array.sum().astype('d').clip(-1, 1),
     'counted': lambda h: h * numpy.count_nonzero(h.array > 0),
-    'copied': lambda h: h * h.array.sum().copy().reshape(1),
     'compared': lambda h: h * (h.array.mean() > -5),
-    'opposite': lambda h: h * -abs(h.array.mean()),
     'a number or not': lambda h: h * (
         h.array.mean() if numpy.isscalar(h.array.mean()) else 7.),
-    'a float or not': lambda h: h * (
-        h.array.mean() if isinstance(h.array.mean(), numpy.floating)
-        else 7.),
     'of no dimension': lambda h: h * F.mean(h).array,
-    'of that': lambda h: h * (F.mean(h).array * 2),
-    'an axis': lambda h: h * h.array.mean(axis=0),
     'shape': lambda h: h * len(h.array) / h.array.ndim}
 
 

@@ -298,10 +298,12 @@ def test_samples_go_on_from_what_was_kept_of_their_places(comm):
         for name, one in model.namedparams():
             numpy.testing.assert_allclose(
                 one.array, dict(plain.namedparams())[name].array, 1e-4, 1e-6)
-    updater = updater_of(comm, Keeping(_ema), batches)
-    with pytest.raises(ValueError, match="link / keeps 'before'.*all samples "
-                       'together.*micro_batches=1'):
-        updater.update()
+    for samples in 6, 8:        # of which the half is the mean's length
+        updater = updater_of(comm, Keeping(_ema), [
+            (numpy.ones((samples, 4), 'f'),)])
+        with pytest.raises(ValueError, match="link / keeps 'before'.*all "
+                           'samples together.*micro_batches=1'):
+            updater.update()
 
 
 class Counts(chainer.Chain):
@@ -378,9 +380,10 @@ class Renormalised(chainer.Chain):
 
 @on_ranks(2)
 def test_what_moves_on_with_every_pass_is_not_recomputed(comm):
-    x = numpy.random.RandomState(0).rand(8, 2).astype('f4')
-    plan = partition(Renormalised(), x[:4], comm, micro_batches=2).plan
-    updater = updater_of(comm, Renormalised(), [(x,)], plan={
-        **plan.as_dict(), 'recompute': (True, True)})
-    with pytest.raises(Exception, match='pass recompute=False'):
-        updater.update()
+    x = numpy.random.RandomState(0).rand(4, 2).astype('f4')
+    plan = partition(Renormalised(), x, comm, memory='1 GB').plan
+    assert not any(plan.recompute)
+    for wrong in {'recompute': True}, {'plan': {
+            **plan.as_dict(), 'recompute': (True, True)}}:
+        with pytest.raises(ValueError, match='pass recompute=False'):
+            partition(Renormalised(), x, comm, **wrong)

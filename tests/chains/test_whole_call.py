@@ -1,6 +1,6 @@
 """What is atomic is run as one call, and gives what it would otherwise."""
 from chainer_fp8pipe import atomic
-from chainer_fp8pipe.chains.names import Names
+from chainer_fp8pipe.chains.attributes import Names
 from chainer_fp8pipe.chains.recorder import Recorder, record_example
 
 import chainer

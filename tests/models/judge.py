@@ -16,9 +16,9 @@ from unittest import mock
 
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains import measure
+from chainer_fp8pipe.chains.attributes import Names, parameters_of
 from chainer_fp8pipe.chains.calls import order_of
 from chainer_fp8pipe.chains.cuts import Intervals
-from chainer_fp8pipe.chains.names import Names, parameters_of
 from chainer_fp8pipe.chains.plan import Cut, PartitionPlan
 from chainer_fp8pipe.chains.recorder import Recorder, record_example
 from chainer_fp8pipe.mpi.agreement import raise_together

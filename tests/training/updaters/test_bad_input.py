@@ -116,8 +116,8 @@ CUTS = {
     'memory': ("'much' is no size; write it as in",
                lambda comm: cut(comm, memory='much' if comm.rank else None)),
     'little memory': (
-        r'no cut into 2 stages fits into 1 kB per rank.*A rank takes 16 MB '
-        'for code and buffers', lambda comm: cut(comm, memory='1 kB')),
+        r'no cut into 2 stages fits into 1 kB per rank.*16 MB are for code '
+        'and buffers', lambda comm: cut(comm, memory='1 kB')),
     'recompute': ("recompute must be 'auto', True or False, not 'often'",
                   lambda comm: cut(comm, recompute='often')),
     'a text for an optimizer': ('optimizer must be .*, not str',
