@@ -79,7 +79,8 @@ def reporting(model):
 
     def told(self, *args, **kwargs):
         loss = getattr(kind, name)(self, *args, **kwargs)
-        chainer.report({'total': loss}, self)
+        # A mean of variables would be shown in their dtype.
+        chainer.report({'total': loss.array}, self)
         return loss
     model.__class__ = type(kind.__name__, (kind,), {
         name: told, '__module__': kind.__module__})
