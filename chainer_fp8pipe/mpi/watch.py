@@ -34,11 +34,11 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from ..report.launch_protocol import STILL, tell
+from ..report.launch_protocol import STILL
 from . import waiting
 from .agreement import raise_together
 from .finalizing import HeldRequest, before_finalize
-from .world import end_all_ranks
+from .world import end_all_ranks, stderr
 
 #: The environment variable with the seconds without an update after which a
 #: job ends; 0: nothing is watched.
@@ -189,7 +189,10 @@ class UpdateCount:
 
     def broadcast(self) -> None:
         """Counts an update of ChainerMN's that has sent parameters alone."""
-        if sys._getframe(2).f_globals['__name__'] == _OPTIMIZERS:
+        frame: FrameType | None = sys._getframe(1)
+        while frame and _file(frame).startswith(_OURS):     # a report's, say
+            frame = frame.f_back
+        if frame and frame.f_globals['__name__'] == _OPTIMIZERS:
             self.finished('broadcast')
 
     def limit(self) -> float:
@@ -316,12 +319,12 @@ class Watch:
         text = ('chainer_fp8pipe: the job stands still: no rank has '
                 f'finished an update for {quiet:.0f} seconds; {text}')
         if ends:
-            tell(STILL + text.partition('\n')[0].partition(': ')[2])
-            end_all_ranks(f'\n{text}ending all ranks with exit code '
-                          f'{EXIT_CODE}\n', EXIT_CODE)
+            end_all_ranks(
+                f'\n{text}ending all ranks with exit code {EXIT_CODE}\n',
+                EXIT_CODE, STILL + text.partition('\n')[0].partition(': ')[2])
         elif self._judged:
             print(f'\n{text}the job goes on, as it may go on by itself; '
-                  f'{SECONDS}=N ends it', file=sys.stderr, flush=True)
+                  f'{SECONDS}=N ends it', file=stderr(), flush=True)
 
 
 watch = Watch().watch

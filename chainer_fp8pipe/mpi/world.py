@@ -91,8 +91,16 @@ def enter_world(comm: Any = None) -> None:
             f'each is to be alone, set {ALONE}=1')
 
 
-def end_all_ranks(text: str, code: int) -> None:
-    """Prints why, and ends all ranks with an exit code."""
+def stderr() -> Any:
+    """Where any rank may speak, also where the script of one alone does."""
+    return getattr(sys.stderr, 'of_all_ranks', sys.stderr)
+
+
+def end_all_ranks(text: str, code: int, line: str = '') -> None:
+    """Prints why, and ends all ranks with an exit code.
+
+    The ``line`` is for the launcher.
+    """
     _end.has_begun = True
     code = code % 256 or 1
     with contextlib.suppress(Exception):    # too many files are open, say
@@ -100,11 +108,13 @@ def end_all_ranks(text: str, code: int) -> None:
             _STUCK if _mpi() else _START, exit=True,
             file=os.open(os.devnull, os.O_WRONLY))
     try:
+        if line:
+            tell(line)      # it may wait for a full pipe
         with contextlib.suppress(Exception):    # closed, or not a file
             sys.stdout.flush()
         try:
-            sys.stderr.write(text)  # in one write, so that ranks do not mix
-            sys.stderr.flush()
+            stderr().write(text)    # in one write, so that ranks do not mix
+            stderr().flush()
         except Exception:
             with contextlib.suppress(OSError):
                 os.write(2, text.encode(errors='replace'))
@@ -230,12 +240,12 @@ _end, _code = _End(), _Code()
 
 def fail_all(error: BaseException, text: str) -> None:
     """Ends all ranks by an exception of this one, which is printed so."""
-    who = 'rank {} of {}'.format(*_place())
+    who, line = 'rank {} of {}'.format(*_place()), ''
     with contextlib.suppress(Exception):    # of what prints it
-        tell(f'{FAILED}{who}: ' + next(
+        line = f'{FAILED}{who}: ' + next(
             line for part in traceback.format_exception_only(error)
-            for line in part.splitlines() if line[:1].strip()))
-    end_all_ranks(f'\n{who} failed, ending all:\n{text}', 1)
+            for line in part.splitlines() if line[:1].strip())
+    end_all_ranks(f'\n{who} failed, ending all:\n{text}', 1, line)
 
 
 def _place() -> tuple[int, int]:

@@ -264,7 +264,8 @@ class GradientSums:
     """Adds up the gradients of a step, in the memory of the last one's.
 
     Memory that somebody still holds is left to them.  Micro-batches come in
-    their order on every rank, so a sum has the same bits whatever the cut.
+    their order on every rank, so a sum has the same bits whatever the cut, of
+    a parameter that one chunk uses.
     float16 is summed in float32.
     """
 

@@ -373,6 +373,13 @@ def softmax_loss(y: Any, t: Any, ignore_label: int = -1) -> Any:
     return F.softmax_cross_entropy(y, t, ignore_label=ignore_label)
 
 
+class _Reporter(chainer.Reporter):
+    """Takes what is reported by any link under the name that it gives."""
+
+    def report(self, values: Any, observer: Any = None) -> None:
+        super().report(values)
+
+
 class LayersLoss:
     """The loss behind a list of layers, and what it reports.
 
@@ -407,7 +414,7 @@ class LayersLoss:
         calls.counts_all = self._ignored is self._weight is None
         found: dict[str, Any] = {}
         target = self._targets[micro_batch]
-        with chainer.Reporter().scope(found):
+        with _Reporter().scope(found):
             loss = self._function(*outputs, target)
         calls.counts_all = False
         if not isinstance(loss, chainer.Variable):

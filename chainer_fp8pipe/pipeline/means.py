@@ -175,7 +175,8 @@ def variables(everyone: Iterable[Reports]) -> dict[str, str]:
 def report_of(value: Any, weight: float) -> Report:
     """The report of a value with a weight in the mean."""
     kind = 'number'
-    dtype = value.dtype.str if isinstance(value, chainer.Variable) else ''
+    dtype = (value.dtype.str if isinstance(value, chainer.Variable)
+             and value.dtype.kind == 'f' else '')
     if isinstance(value, tuple) and len(value) == 2 and all(
             _array(one).ndim == 0 and _array(one).dtype.kind in 'biuf'
             for one in value):

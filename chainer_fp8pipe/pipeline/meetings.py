@@ -23,7 +23,7 @@ from chainer.optimizer_hooks import GradientClipping, GradientNoise
 from mpi4py import MPI
 
 from ..mpi.agreement import Meeting, agree, digest, with_common
-from ..mpi.world import shown, wait_until_read
+from ..mpi.world import shown, stderr, wait_until_read
 from .channel import RemoteError
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
@@ -148,9 +148,9 @@ def show_traceback(comm: MPI.Comm) -> None:
     if comm.size > 1:
         error: Any = sys.exc_info()[1]
         sys.stdout.flush()
-        sys.stderr.write(f'\nrank {comm.rank} of {comm.size} failed:\n'
-                         f'{shown(error)}')
-        sys.stderr.flush()
+        stderr().write(f'\nrank {comm.rank} of {comm.size} failed:\n'
+                       f'{shown(error)}')
+        stderr().flush()
         with contextlib.suppress(AttributeError):
             error.is_shown = True
         wait_until_read()

@@ -78,10 +78,14 @@ class Pipeline:
         iteration: The number of updates so far.
         events: What this rank does, see :mod:`chainer_fp8pipe.report`.
         follow: Told how far the first stage's data are, before forward runs.
+        reports_variables: Whether an update observes a variable where a Chain
+            has reported one, as Chainer's updaters do; False: a number.
 
     Raises:
         ValueError: As :class:`PipelineUpdater`.
     """
+
+    reports_variables = False
 
     def __init__(self, optimizer: Any, comm: Any, *,
                  micro_batches: int | None = None,
@@ -284,7 +288,9 @@ class Pipeline:
                     optimizer.communicator.multi_node_mean_grad(
                         self._model, optimizer.zero_fill)
                 optimizer = optimizer.actual_optimizer
-        named = self._adapter.report(means(everyone), variables(everyone))
+        named = self._adapter.report(
+            means(everyone),
+            variables(everyone) if self.reports_variables else {})
         # After an exchange the replicas have the same numbers: the first
         # one's count.
         decide_together(optimizer, lambda number: self._meetings.add(
@@ -313,10 +319,10 @@ class Pipeline:
         def tell(text: str) -> None:
             self._channels.fail(text)
             if step == 'train':     # ranks may normalise with this one
-                for group in {vars(link).get('group')
-                              for link in self._model.links()}:
-                    if isinstance(group, Group):
-                        group.give_up(text)
+                for group in {group for link in self._model.links()
+                              if isinstance(group := vars(link).get('group'),
+                                            Group)}:
+                    group.give_up(text)
             self._stage.forget()
             self._adapter.forget(step)
         try:
@@ -426,8 +432,9 @@ class Pipeline:
         batch = self._adapter.cut(batch._replace(step=step), [
             end - start for start, end in bounds(samples, parts)])
         _words(batch)           # or it could not be sent
-        for part in [[batch.target], *batch.parts[:len(batch.trees)]]:
-            describe(part)
+        if self.grid.stages > 1:
+            for part in [[batch.target], *batch.parts[:len(batch.trees)]]:
+                describe(part)
         return batch
 
     def _pass_on(self, batch: Batch) -> Batch:

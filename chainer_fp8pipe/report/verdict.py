@@ -161,8 +161,12 @@ def mean_sent(intervals: Sequence[RankInterval]
 def diagnose(record: RunRecord) -> list[str]:
     """What makes the record's last start slow; [] if nothing stands out."""
     recent: dict[int, list[RankInterval]] = defaultdict(list)
+    # One whose record ends earlier, as on a full disk, did other updates.
+    newest = min({one.rank: one.last for one in sorted(
+        record.intervals, key=lambda one: one.last)}.values(), default=0)
     for one in sorted(record.intervals, key=lambda one: (one.rank, one.last)):
-        recent[one.rank] = [*recent[one.rank], one][-_RECENT:]
+        if one.last <= newest:
+            recent[one.rank] = [*recent[one.rank], one][-_RECENT:]
     own = {rank: [*map(median, zip(*(one.own for one in its), strict=True))]
            for rank, its in recent.items()}
     found: list[str] = []

@@ -1,7 +1,8 @@
 """Whatever a model reports is what it reports on the whole batch."""
-from chainer_fp8pipe import PipelineUpdater, partition
+from chainer_fp8pipe import Divisible, PipelineUpdater, partition
 from chainer_fp8pipe.pipeline.means import add, report_of
 from chainer_fp8pipe.pipeline.means import means as means_of
+from chainer_fp8pipe.pipeline.step import Pipeline
 
 import chainer
 import chainer.functions as F
@@ -90,11 +91,27 @@ def serially():
 @on_ranks(1, 2)
 def test_of_a_partitioned_chain(comm):
     model = partition(Net(), X[:2], comm, micro_batches=4)
-    found = observed(PipelineUpdater(
-        iterator(X), chainer.optimizers.SGD(0.1).setup(model), comm))
+    updater = PipelineUpdater(
+        iterator(X), chainer.optimizers.SGD(0.1).setup(model), comm)
+    updater.pipeline.reports_variables = True
+    found = observed(updater)
     same(found, serially())
     assert [list(one) for one in comm.allgather(found)] == (
         [list(found)] * comm.size)
+
+
+@on_ranks(1, 2)
+def test_of_a_loss_of_layers(comm):
+    """Also with an observer, which a script registers in its Trainer."""
+    def loss(y, t):
+        chainer.report({'half': F.mean(y).array * 0 + .5})
+        chainer.report({'rows': len(t)}, model)
+        return F.softmax_cross_entropy(y, t)
+    model = Divisible(L.Linear(4, 3), L.Linear(3, 2)).stage(comm)
+    pipeline = Pipeline(chainer.optimizers.SGD().setup(model), comm,
+                        micro_batches=2, loss_func=loss)
+    found = pipeline.step(X, np.zeros(len(X), 'i'))
+    assert (found['half'], found['rows']) == (.5, 4)
 
 
 def means(*ranks):

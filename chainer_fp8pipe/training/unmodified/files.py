@@ -20,6 +20,7 @@ import pathlib
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from ...intercept.patching import Patch
 from ...intercept.training_objects import LIBRARIES, own_work
 from ...mpi.agreement import Meeting, of_first_rank, raise_together
 from ...mpi.waiting import wait_until
+from ...mpi.world import stderr
 from ..snapshots.snapshot import Followed, counts, go_on
 from .launch import Refusal, only_rank_0_prints
 
@@ -60,13 +62,21 @@ def as_one_process() -> Iterator[None]:
     if owners and sys.version_info < (3, 11):
         owners += [vars(pathlib)['_normal_accessor']]
     with only_rank_0_prints(
-            contextlib.redirect_stdout), contextlib.ExitStack() as stack:
+            contextlib.redirect_stdout, contextlib.redirect_stderr), \
+            contextlib.ExitStack() as stack:
+        if owners:      # what one stage alone computes may be worth a warning
+            stack.enter_context(Patch(warnings, 'showwarning', _anywhere))
         for owner in owners:
             for name in _ONCE:
                 if hasattr(owner, name):
                     stack.enter_context(Patch(
                         owner, name, functools.partial(_by_rank_0, name)))
         yield
+
+
+def _anywhere(original: Callable) -> Callable:
+    return lambda message, category, name, number, file=None, line=None: (
+        original(message, category, name, number, file or stderr(), line))
 
 
 def _by_rank_0(name: str, original: Callable) -> Callable:

@@ -238,6 +238,7 @@ class PipelineJob(Originals):
                 schedule=options.schedule, converter=updater.converter,
                 seed=seed, auto_new_epoch=updater.auto_new_epoch)
         vars(updater).update(kept)
+        updater.pipeline.reports_variables = True
         if self.grid.data.rank or self.grid.stage_index:
             # The script's loop may ask its own.
             show_progress_of(updater.get_iterator('main'), own)

@@ -24,7 +24,13 @@ from ...compat.old_names import run_path
 from ...intercept.training_objects import Originals, substituting
 from ...mpi.agreement import of_first_rank, raise_together
 from ...mpi.grid import ProcessGrid
-from ...mpi.world import end_all_ranks, enter_world, of_the_user, shown
+from ...mpi.world import (
+    end_all_ranks,
+    enter_world,
+    of_the_user,
+    shown,
+    stderr,
+)
 from ...report.launch_protocol import DONE, tell
 
 #: Seconds in which the other ranks find the same fault, if they do.
@@ -213,6 +219,7 @@ def only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
     ``redirect`` are ``contextlib.redirect_stdout`` and ``redirect_stderr``.
     """
     with contextlib.ExitStack() as stack, open(os.devnull, 'w') as nowhere:
+        vars(nowhere)['of_all_ranks'] = stderr()
         for stream in redirect if MPI.COMM_WORLD.rank else ():
             stack.enter_context(stream(nowhere))
         yield
