@@ -31,7 +31,7 @@ from ...mpi.world import (
     shown,
     stderr,
 )
-from ...report.launch_protocol import DONE, tell
+from ...report.launch_protocol import DONE, FAILED, tell
 
 #: Seconds in which the other ranks find the same fault, if they do.
 _PATIENCE = 10.0
@@ -206,9 +206,12 @@ def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
             tell(DONE)
         elif MPI.COMM_WORLD.size > 1:
             # The other ranks may be waiting for this one.
-            if isinstance(exit.code, int):
-                end_all_ranks('', exit.code)
-            end_all_ranks(f'{exit.code}\n', 1)
+            code, world = exit.code, MPI.COMM_WORLD
+            text = '' if isinstance(code, int) else f'{code}\n'
+            end_all_ranks(
+                text, code if isinstance(code, int) else 1,
+                f'{FAILED}rank {world.rank} of {world.size}: SystemExit: '
+                + str(code).partition('\n')[0])
         raise
 
 
