@@ -21,10 +21,11 @@ from .attributes import Attribute, State, on_copies, parameters_of
 from .deferred import fetching
 from .layout import Layouts, sources_in
 from .placeholder import PlaceholderError, is_placeholder, user_line
-from .placement import Placement, check_whole
+from .placement import Placement
 from .plan import PartitionPlan, table
 from .program import Program
 from .recorder import Recorder
+from .saving import check_whole
 
 
 class Partition:

@@ -5,7 +5,6 @@
 # steps ranks may fetch the whole model, for code that calls it.
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -14,7 +13,6 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..intercept.patching import Current
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
 from .attributes import Names
@@ -23,7 +21,6 @@ from .measure import PLAIN
 from .placeholder import is_placeholder
 from .plan import PartitionPlan
 
-_by_the_package = Current()
 together = functools.partial(raise_together, error=ValueError)
 
 
@@ -215,30 +212,3 @@ def _share_persistent(names: Names, comm: MPI.Comm, root: int,
 
 def _write(host: numpy.ndarray, array: Any) -> None:
     array[...] = chainer.backend.get_array_module(array).asarray(host)
-
-
-class NotWhole(RuntimeError):
-    """A model would be saved of which this rank has a part only."""
-
-
-def saving_parts() -> contextlib.AbstractContextManager[None]:
-    """A block that puts together what the ranks of a pipeline save."""
-    return _by_the_package.set_to(True)
-
-
-def check_whole(serializer: Any, model: Any, is_whole: bool) -> None:
-    """Raises NotWhole if a part of a model is about to be saved as the model.
-
-    A Trainer's snapshot, whose keys begin with other names, may have parts:
-    each rank writes and reads its own.
-    """
-    group = getattr(getattr(serializer, 'group', None), 'name', None)
-    is_first = not (getattr(serializer, 'path', '') or '').strip('/') and (
-        group in ('/', None))
-    if not (is_whole or _by_the_package.now) and is_first and (
-            not isinstance(serializer, chainer.Deserializer)):
-        raise NotWhole(
-            f'this rank has a part of {type(model).__name__} only, and would '
-            'save that; call chainer_fp8pipe.training.extensions.'
-            'save_whole_model(path, model, comm) on all ranks, which writes '
-            'one file for load_npz')

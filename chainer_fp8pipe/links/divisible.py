@@ -29,7 +29,7 @@ from chainer import Link
 
 from ..chains.deferred import deferred, draw_later
 from ..chains.placeholder import is_placeholder
-from ..chains.placement import check_whole
+from ..chains.saving import check_whole
 from ..mpi import all_ranks
 from ..mpi.world import enter_world
 from ..pipeline.layers import (

@@ -55,8 +55,9 @@ ENDS = {
     'a later hook': ('sys.excepthook = hook; 1 / 0', 1,
                      'the hook of the user'),
     # What is caught, or of a process of its own, ends nothing.
-    'caught': ("""        try: sys.exit(3)
+    'caught': ("""try: sys.exit(3)
         except SystemExit: pass
+        import subprocess
         subprocess.run([sys.executable, '-c',
                         'import chainer_fp8pipe; 1 / 0'])""", 0, ''),
     'all leave in order with a code': ('sys.exit(2)', 2, ''),

@@ -11,7 +11,7 @@ one does.
 import os
 
 from chainer_fp8pipe import Divisible, create_communicator, partition
-from chainer_fp8pipe.chains.placement import saving_parts
+from chainer_fp8pipe.chains.saving import saving_parts
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.mpi.ranks import once
 from chainer_fp8pipe.training.extensions import Snapshot, find_snapshots

@@ -20,7 +20,7 @@ from chainer import training
 from chainer.training import extension, triggers
 from mpi4py import MPI
 
-from ...chains.placement import saving_parts
+from ...chains.saving import saving_parts
 from ...mpi import all_ranks
 from ...mpi.agreement import agree, in_common, raise_together
 from ...mpi.grid import grid_of

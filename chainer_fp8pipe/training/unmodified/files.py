@@ -32,7 +32,7 @@ from mpi4py import MPI
 
 from ...chains.deferred import fetching, notice_looks
 from ...chains.placeholder import PlaceholderError, user_line
-from ...chains.placement import saving_parts
+from ...chains.saving import saving_parts
 from ...intercept.patching import Patch
 from ...intercept.training_objects import LIBRARIES, own_work
 from ...mpi.agreement import Meeting, of_first_rank, raise_together

@@ -1,0 +1,38 @@
+"""Saving of models of which each rank has a part."""
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import chainer
+
+from ..intercept.patching import Current
+
+_by_the_package = Current()
+
+
+class NotWhole(RuntimeError):
+    """A model would be saved of which this rank has a part only."""
+
+
+def saving_parts() -> contextlib.AbstractContextManager[None]:
+    """A block that puts together what the ranks of a pipeline save."""
+    return _by_the_package.set_to(True)
+
+
+def check_whole(serializer: Any, model: Any, is_whole: bool) -> None:
+    """Raises NotWhole if a part of a model is about to be saved as the model.
+
+    A Trainer's snapshot, whose keys begin with other names, may have parts:
+    each rank writes and reads its own.
+    """
+    group = getattr(getattr(serializer, 'group', None), 'name', None)
+    is_first = not (getattr(serializer, 'path', '') or '').strip('/') and (
+        group in ('/', None))
+    if not (is_whole or _by_the_package.now) and is_first and (
+            not isinstance(serializer, chainer.Deserializer)):
+        raise NotWhole(
+            f'this rank has a part of {type(model).__name__} only, and would '
+            'save that; call chainer_fp8pipe.training.extensions.'
+            'save_whole_model(path, model, comm) on all ranks, which writes '
+            'one file for load_npz')
