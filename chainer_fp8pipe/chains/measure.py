@@ -12,7 +12,7 @@ import time
 import tracemalloc
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -267,13 +267,8 @@ def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
         value, chainer.get_array_types()) and not is_placeholder(value)}
     with preserved():
         before: Any = numpy.random.get_state()
-        is_tracing = tracemalloc.is_tracing()
-        tracemalloc.start(1)        # takes time
-        try:
+        with _memory_traced():      # which takes time
             _run(call, node, inputs, original)
-        finally:
-            if not is_tracing:
-                tracemalloc.stop()
         after: Any = numpy.random.get_state()
         # Whether a whole function draws may depend on data.
         call.draws = bool(before[2] != after[2] or (
@@ -481,16 +476,38 @@ def ignored_label(node: Any) -> int | None:
 
 
 @own_work()
-def optimizer_arrays(optimizer: Any, dtype: Any, device: Any) -> int:
-    """How many arrays of a parameter's size an optimizer keeps."""
+def optimizer_arrays(optimizer: Any, dtype: Any, device: Any
+                     ) -> tuple[int, float]:
+    """The memory that an optimizer keeps, and that an update takes.
+
+    Returns:
+        Arrays of a parameter's size that it keeps, and bytes of temporary
+        arrays as a multiple of the parameter's.
+    """
     link = chainer.Link()
     with link.init_scope():
-        link.p = parameter = chainer.Parameter(numpy.full(7, .5, dtype))
+        link.p = parameter = chainer.Parameter(numpy.full(1 << 17, .5, dtype))
     link.to_device(device)
     clone = copy.copy(optimizer)
     clone.hyperparam = copy.copy(optimizer.hyperparam)
     clone.setup(link)
     parameter.grad = parameter.array * 1e-3
-    parameter.update()
-    return sum(getattr(value, 'shape', ()) == parameter.shape for value in (
-        parameter.update_rule.state or {}).values())
+    with _memory_traced():
+        for _ in range(2):      # the first makes what it keeps
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            parameter.update()
+        temporary = tracemalloc.get_traced_memory()[1] - before - (1 << 13)
+    return (sum(getattr(value, 'shape', ()) == parameter.shape for value in (
+        parameter.update_rule.state or {}).values()),
+        max(temporary, 0) / parameter.array.nbytes)
+
+
+@contextlib.contextmanager
+def _memory_traced() -> Iterator[None]:
+    """A block in which ``tracemalloc`` counts what is allocated."""
+    with contextlib.ExitStack() as stack:
+        if not tracemalloc.is_tracing():
+            tracemalloc.start(1)
+            stack.callback(tracemalloc.stop)
+        yield

@@ -36,8 +36,6 @@ _OVERHEAD = 16e6
 #: Arrays of a parameter's size without the optimizer's: the value, and the
 #: sum of gradients.
 _COPIES = 2.0
-#: Arrays that Adam, or any simpler one, takes for a while for an update.
-_TEMPORARY = 3.0
 
 _DEFAULTS = {'micro_batches': 4, 'schedule': '1f1b', 'chunks': 1}
 
@@ -75,8 +73,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             only and run forward twice; True: all stages; False: none.
             Never of a model with ``BatchRenormalization`` or
             ``SpectralNormalization``, which move on with every forward pass.
-        optimizer: That will train the model, for the memory that it keeps.
-            Default: as Adam.
+        optimizer: That will train the model, for the memory that it keeps and
+            takes, which the first rank measures.  Default: as Adam.
         plan: The cut that ``model.plan.save('plan.json')`` has saved in an
             earlier run: the file's path or content, or a
             :class:`~chainer_fp8pipe.chains.PartitionPlan`.  None searches
@@ -220,11 +218,12 @@ def _share_generators(names: Names, grid: ProcessGrid) -> None:
 def _problem(model: Any, grid: ProcessGrid, limit: float | None,
              recompute: Any, options: Mapping[str, Any], optimizer: Any
              ) -> CutProblem:
-    arrays = 2 if optimizer is None else optimizer_arrays(
+    # Without one, Adam's.
+    arrays, temporary = (2, 3.0) if optimizer is None else optimizer_arrays(
         optimizer, chainer.get_dtype(), model.device)
     return CutProblem(
         grid.stages, memory=limit, copies=_COPIES + arrays,
-        recompute=recompute, overhead=_OVERHEAD, temporary=_TEMPORARY,
+        recompute=recompute, overhead=_OVERHEAD, temporary=temporary,
         **{**_DEFAULTS, **options})
 
 

@@ -313,10 +313,12 @@ def test_a_pass_back_needs_no_more_than_its_interval_is_said_to(calls):
     assert not numpy.tril(found.temporary).any()
 
 
-@pytest.mark.parametrize(('kind', 'kept'), [
-    ('SGD', 0), ('MomentumSGD', 1), ('Adam', 2)])
-def test_arrays_of_an_optimizer_are_counted(kind, kept):
+@pytest.mark.parametrize(('kind', 'kept', 'taken'), [
+    ('SGD', 0, 1), ('MomentumSGD', 1, 1), ('Adam', 2, 3)])
+def test_arrays_of_an_optimizer_are_counted(kind, kept, taken):
     optimizer = getattr(chainer.optimizers, kind)()
-    assert optimizer_arrays(
-        optimizer, 'f', chainer.get_device('@numpy')) == kept
+    found, temporary = optimizer_arrays(
+        optimizer, 'f', chainer.get_device('@numpy'))
+    assert found == kept
+    assert temporary == pytest.approx(taken, abs=.2)
     assert optimizer.target is None
