@@ -10,6 +10,7 @@ need be root); where there can be none, the ranks exchange in memory.
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -41,6 +42,8 @@ def main():
     digits, large = (os.path.join(out, name) for name in ('digits', 'large'))
     run([*hosts, sys.executable, script('demo_digits.py'), digits,
          str(_TARGET)])
+    # Or its snapshots would have to be gone on from.
+    shutil.rmtree(large, ignore_errors=True)
     print('\nTraining a model that no rank has the memory for, on 4 ranks',
           flush=True)
     run([*here, sys.executable, script('train_large.py'),
