@@ -136,6 +136,8 @@ def found(imported, text):
     ('import chainer.links as L, numpy\n'
      'y = L.BatchNormalization(1)(numpy.full((2, 1), 3, "f"), test=True)\n'
      'found = round(float(y.array[0, 0]), 3)', 3.),
+    ('import chainer.links as L\nfound = float(L.Linear('
+     '1, 1, initialW=7, wscale=0).W.data)', 7.),
     ('import chainer.functions as F, numpy\n'
      'model = F.Linear(2, 1, wscale=0, bias=3)\n'
      'optimizer = chainer.optimizers.SGD().setup(model)\n'

@@ -163,9 +163,11 @@ def _of_chainer_1(function, /, *arguments, **options):
         for name in options.keys() & _SETTINGS:
             stack.enter_context(chainer.using_config(
                 *_SETTINGS[name](options.pop(name))))
-        return function(*arguments, **dict(
-            _ARGUMENTS[name](given) if name in _ARGUMENTS else (name, given)
-            for name, given in options.items()))
+        old = dict(_ARGUMENTS[name](options.pop(name))
+                   for name in [*options.keys() & _ARGUMENTS])
+        return function(*arguments, **old | {    # today's names win
+            name: given for name, given in options.items()
+            if given is not None or name not in old})
 
 
 #: Functions, and arguments of others, by their names.

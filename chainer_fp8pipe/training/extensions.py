@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from ..intercept.patching import AroundCalls
 from ..mpi.agreement import raise_together
+from ..pipeline.schedules import at_least_one
 from ..report.record import written_whole
 from ..report.stream import EventStream, events_of
 from ..report.svg import chrome_trace, picture
@@ -145,7 +146,7 @@ class PipelineTimeline(extension.Extension):
             allocate and make connections.
 
     Raises:
-        ValueError: ``iteration`` is less than 1.
+        ValueError: ``iteration`` is no whole number of at least 1.
     """
 
     trigger = 1, 'iteration'
@@ -153,9 +154,8 @@ class PipelineTimeline(extension.Extension):
     default_name = 'PipelineTimeline'
 
     def __init__(self, updater: Any, iteration: int = 10) -> None:
-        if iteration < 1:
-            raise ValueError(f'iteration must be at least 1, not {iteration}')
-        self._updater, self._iteration = updater, iteration
+        self._updater, self._iteration = updater, at_least_one(
+            'iteration', iteration)
         self._calls = AroundCalls()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:

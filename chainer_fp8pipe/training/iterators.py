@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import chainer
 import numpy
 
 from ..images.iterator import epoch_order
+from ..pipeline.schedules import at_least_one
 
 
 class ReplicaIterator(chainer.dataset.Iterator):
@@ -42,6 +44,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
     def __init__(self, dataset: Sequence, batch_size: int, grid: Any = None,
                  repeat: bool = True, shuffle: bool = True, seed: int = 0
                  ) -> None:
+        batch_size = at_least_one('batch_size', batch_size)
+        seed = operator.index(seed)
         index, replicas = (0, 1) if grid is None else (
             grid.replica_index, grid.replicas)
         if batch_size < replicas or len(dataset) < (

@@ -12,11 +12,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
 import chainer
 import numpy
+
+from ..pipeline.schedules import at_least_one
 
 #: ``decay(epoch, warmup_epochs, epochs)``: a factor of the highest rate.
 Decay = Callable[[float, float, float], float]
@@ -102,7 +105,10 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         ('base_lr', base_lr, 5e-324), ('base_batch', base_batch, 1),
         ('epochs', epochs, 5e-324), ('warmup_epochs', warmup_epochs, 0),
         ('lars_coefficient', lars_coefficient, 5e-324),
-        ('weight_decay', weight_decay, 0)) if not least <= value < math.inf]
+        ('weight_decay', weight_decay, 0)) if not (
+            isinstance(value, numbers.Real) and least <= value < math.inf)]
+    batch, base_batch, samples = map(at_least_one, (
+        'batch', 'base_batch', 'samples'), (batch, base_batch, samples))
     for is_right, problem in (
             (hyperparam is not None and 'lr' in hyperparam.get_dict(),
              f'{type(actual).__name__} has no learning rate lr to scale with '
@@ -124,9 +130,7 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
             (warmup_epochs < epochs,
              f'warmup_epochs={warmup_epochs:g} must be less than epochs='
              f'{epochs:g}, or nothing is left for the decay'),
-            (callable(decay) or decay in _DECAYS,
-             f'decay must be one of {", ".join(_DECAYS)} or a function, not '
-             f'{decay!r}')):
+            (isinstance(lars, bool), f'lars is {lars!r}; it must be a bool')):
         if not is_right:
             raise ValueError(problem)
     hook = _Hook(lambda updates: learning_rate(
@@ -154,6 +158,13 @@ def learning_rate(epoch: float, batch: int, base_lr: float, base_batch: int,
 
     See :func:`large_batch`.
     """
+    if epoch < 0 or not 0 <= warmup_epochs < epochs:
+        raise ValueError(f'epoch={epoch:g}, warmup_epochs={warmup_epochs:g} '
+                         f'and epochs={epochs:g} must be 0 or more, and '
+                         'warmup_epochs less than epochs')
+    if not callable(decay) and decay not in _DECAYS:
+        raise ValueError(f'decay must be one of {", ".join(_DECAYS)} or a '
+                         f'function, not {decay!r}')
     # The quotient first: for batch == base_batch it is exactly base_lr.
     peak = base_lr * (batch / base_batch)
     if epoch < warmup_epochs:

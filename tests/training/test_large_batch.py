@@ -367,7 +367,9 @@ def test_large_batch_works_in_pipelines_with_replicas(comm):
 #: The error, and what of the recipe is changed.
 BAD = {
     'batch=4 is less than base_batch=8': {'batch': 4},
-    'base_batch=0 must be above 0': {'base_batch': 0},
+    'base_batch is 0; it must be a whole': {'base_batch': 0},
+    'batch is 32.5; it must be a whole': {'batch': 32.5},
+    'lars is .no.; it must be a bool': {'lars': 'no'},
     'base_lr=nan must be above 0 and finite': {'base_lr': math.nan},
     'lars_coefficient=0 must be': {'lars_coefficient': 0},
     'warmup_epochs=-1 must be .* may be 0': {'warmup_epochs': -1},

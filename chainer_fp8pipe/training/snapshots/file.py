@@ -109,7 +109,8 @@ def manifest_of(path: str) -> Manifest:
         number = about.pop('format')
     if number != _FORMAT:
         raise ValueError(f'{path} has format {number}, and this version of '
-                         f'chainer_fp8pipe reads format {_FORMAT}')
+                         f'chainer_fp8pipe reads format {_FORMAT}; go on with '
+                         'the version that wrote it, or move it away')
     return Manifest(path, **about)
 
 

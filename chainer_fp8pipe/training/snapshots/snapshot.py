@@ -25,6 +25,7 @@ from ...mpi import all_ranks
 from ...mpi.agreement import agree, in_common, raise_together
 from ...mpi.grid import grid_of
 from ...mpi.waiting import Wait, wait_until, waiting, world_ranks
+from ...pipeline.schedules import at_least_one
 from ...report.record import written_whole
 from . import file, state
 from .file import DamagedSnapshot, State, find_snapshots, iteration_of
@@ -96,7 +97,7 @@ class Snapshot(extension.Extension):
             must share it for a run that goes on with other ranks.
 
     Raises:
-        ValueError: ``retain`` is less than 1.
+        ValueError: ``retain`` is no whole number of at least 1.
         RuntimeError: On all ranks: after the first update, if a new run finds
             snapshots, which would be mixed with its own; later, if a value
             cannot be saved, or the last snapshot was not written.
@@ -108,8 +109,8 @@ class Snapshot(extension.Extension):
 
     def __init__(self, comm: Any, retain: int | None = None,
                  directory: str | None = None) -> None:
-        if retain is not None and retain < 1:
-            raise ValueError(f'retain must be at least 1, not {retain}')
+        if retain is not None:
+            retain = at_least_one('retain', retain)
         self._comm, self._retain, self._directory = comm, retain, directory
         self._named = set[str]()        # in warnings
         # The folder that is being written, and what is not in it.

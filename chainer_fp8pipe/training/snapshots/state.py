@@ -116,8 +116,9 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
             yield f'job/link/{main}{place}', link
     found = [
         ('updater/own', updater),
-        *((f'of iterator/{name}', one) for name, one in getattr(
-            updater, '_iterators', {}).items()),
+        # One that divides batches has the script's own.
+        *((f'of iterator/{name}', getattr(one, '_own', None) or one)
+          for name, one in getattr(updater, '_iterators', {}).items()),
         *((f'trigger of/{name}', one) for name, one in _triggers(trainer))]
     for name, entry in trainer._extensions.items():
         own = inspect.unwrap(entry.extension)

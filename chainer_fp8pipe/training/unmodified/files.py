@@ -66,6 +66,7 @@ def as_one_process() -> Iterator[None]:
             contextlib.ExitStack() as stack:
         if owners:      # what one stage alone computes may be worth a warning
             stack.enter_context(Patch(warnings, 'showwarning', _anywhere))
+            stack.enter_context(Patch(threading, 'excepthook', _loud))
         for owner in owners:
             for name in _ONCE:
                 if hasattr(owner, name):
@@ -77,6 +78,13 @@ def as_one_process() -> Iterator[None]:
 def _anywhere(original: Callable) -> Callable:
     return lambda message, category, name, number, file=None, line=None: (
         original(message, category, name, number, file or stderr(), line))
+
+
+def _loud(original: Callable) -> Callable:
+    def excepthook(args: Any) -> None:
+        with contextlib.redirect_stderr(stderr()):
+            original(args)
+    return excepthook
 
 
 def _by_rank_0(name: str, original: Callable) -> Callable:

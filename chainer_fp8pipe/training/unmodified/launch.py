@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import os
 import sys
@@ -109,9 +110,10 @@ _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
         'the script updates its optimizer in a loop of its own; let the loop '
         'or a Trainer call update() of a chainer.training.StandardUpdater'),
     'iterator': (
-        lambda iterator: hasattr(iterator, 'dataset'),
-        'the training data come from a {}, which has no dataset; take one of '
-        'chainer.iterators'),
+        lambda iterator: hasattr(iterator, 'dataset') and hasattr(
+            iterator, 'batch_size'),
+        'the training data come from a {}, which has not both dataset and '
+        'batch_size; take one of chainer.iterators'),
     'optimizer': (
         lambda optimizer: isinstance(optimizer, chainer.GradientMethod),
         "the optimizer is a {}, and no chainer.GradientMethod; of ChainerMN's "
@@ -215,14 +217,20 @@ def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
         raise
 
 
+@functools.cache
+def _nowhere() -> Any:
+    return open(os.devnull, 'w')    # never closed: a script may keep it
+
+
 @contextlib.contextmanager
 def only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
     """A block in which other ranks' streams lead nowhere.
 
     ``redirect`` are ``contextlib.redirect_stdout`` and ``redirect_stderr``.
     """
-    with contextlib.ExitStack() as stack, open(os.devnull, 'w') as nowhere:
-        vars(nowhere)['of_all_ranks'] = stderr()
+    nowhere = _nowhere()
+    vars(nowhere)['of_all_ranks'] = stderr()
+    with contextlib.ExitStack() as stack:
         for stream in redirect if MPI.COMM_WORLD.rank else ():
             stack.enter_context(stream(nowhere))
         yield
