@@ -365,7 +365,7 @@ class Divisible(chainer.ChainList):
         return part
 
     def _child_of(self, part: Any, number: int, elsewhere: str) -> Link:
-        """What a part has in the place of a layer."""
+        """Returns the link that stands for a layer in a part."""
         child = self[number]
         layer = _layer(child)
         if elsewhere:

@@ -113,7 +113,7 @@ class Library(NamedTuple):
 
 
 def library() -> Library:
-    """Of the MPI that mpi4py has loaded."""
+    """Finds the functions and sizes of the MPI that mpi4py has loaded."""
     return Library(
         (_address(SEND), _address('MPI_Irecv'), _address('MPI_Testsome')),
         (MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)),

@@ -343,8 +343,8 @@ class _Later(chainer.FunctionNode):
         self._state = numpy.random.get_state()
 
     def gave(self, outputs: Any, number: int) -> None:
-        """The call has been made, as this one of the pass."""
-        # What the layer unchains has no creator then, and is a constant.
+        """Makes this call the creator of its outputs, by its number."""
+        # A variable that the layer unchains loses it, and is a constant.
         nodes = [output.node for output in outputs]
         self.outputs = tuple(map(weakref.ref, nodes))
         for one in nodes:

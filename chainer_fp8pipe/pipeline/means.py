@@ -140,7 +140,7 @@ class Report(NamedTuple):
         return new
 
     def mean(self) -> Any:
-        """What is reported for the batch."""
+        """Returns the value that the batch reports."""
         if self.kind == 'other':
             return self.total
         mean = self.total / (self.weight or 1.0)

@@ -8,7 +8,7 @@
 # Two decisions of Chainer's optimizers look at all parameters: the norm of the
 # gradient for clipping, and whether an update is skipped because a gradient is
 # not finite (dynamic loss scaling).  The hooks here make them over all stages.
-# Of a parameter that several stages use, all get the sum of its gradients.
+# Where several stages use one parameter, each gets the sum of its gradients.
 from __future__ import annotations
 
 import contextlib

@@ -469,7 +469,7 @@ class Pipeline:
 
 
 def _words(batch: Batch) -> bytes:
-    """What of a batch is no array: those follow it."""
+    """Pickles a batch without its arrays, which are sent after it."""
     return pickle.dumps(batch._replace(
         parts=[], target=None if batch.target is None else True))
 
