@@ -423,7 +423,7 @@ def _form(value: Any, exact: bool) -> Any:
         return of, tuple([_form(one, exact) for one in value])
     if of is slice:
         return of, value.start, value.stop, value.step
-    if isinstance(value, (nested.Dataless, *chainer.get_array_types())):
+    if isinstance(value, nested.ARRAYS):
         if exact and array.dtype.kind == 'b' and is_placeholder(array):
             raise looked_at(value, 'indexing by a condition')
         form = array.shape, array.dtype.str

@@ -12,6 +12,11 @@ class Dataless:
     """Stands for an array, or a number of NumPy's."""
 
 
+#: Chainer's answer takes a microsecond or two, and does not change.
+ARRAYS: tuple[type, ...] = (Dataless, *chainer.get_array_types())
+_LEAVES = chainer.Variable, *ARRAYS
+
+
 def leaves(value: Any) -> tuple[list[Any], Any]:
     """All arrays and variables in ``value``, and a tree for :func:`rebuilt`.
 
@@ -20,8 +25,7 @@ def leaves(value: Any) -> tuple[list[Any], Any]:
             dictionaries are searched, other objects are not.
     """
     found: list[Any] = []
-    return found, _walk(value, found, (chainer.Variable, Dataless,
-                                       *chainer.get_array_types()))
+    return found, _walk(value, found)
 
 
 def rebuilt(tree: Any, values: list[Any]) -> Any:
@@ -61,13 +65,12 @@ def array_of(value: Any) -> Any:
     return value._data[0] if isinstance(value, chainer.Variable) else value
 
 
-def _walk(value: Any, found: list[Any], types: tuple[type, ...]) -> Any:
-    if isinstance(value, types):
+def _walk(value: Any, found: list[Any]) -> Any:
+    if isinstance(value, _LEAVES):
         found.append(value)
         return 'leaf', len(found) - 1
     if isinstance(value, (list, tuple, deque)):
-        return type(value), [_walk(item, found, types) for item in value]
+        return type(value), [_walk(item, found) for item in value]
     if isinstance(value, dict):
-        return dict, [(key, _walk(item, found, types))
-                      for key, item in value.items()]
+        return dict, [(key, _walk(item, found)) for key, item in value.items()]
     return 'constant', value
