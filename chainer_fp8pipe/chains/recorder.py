@@ -395,7 +395,7 @@ class _Recording(Interceptor):
         kind = type(value)
         if kind in _COMPARED:
             return kind, value
-        if kind is tuple:
+        if kind is tuple or kind is list:
             return kind, tuple(map(self._about, value))
         if kind is slice:
             return (kind, self._about(value.start), self._about(value.stop),

@@ -259,3 +259,93 @@ def test_equal_calls_are_equal_in_what_their_shapes_depend_on():
             (), (5,), (6, 2), (6, 3)]
         return h
     recorded(Net(several), X)
+
+
+def _scaled(value):
+    return lambda net, h: h * value
+
+
+def _configured(name, value):
+    def function(net, h):
+        with chainer.using_config(name, value):
+            return F.dropout(h)
+    return function
+
+
+def _unchained(net, h):
+    h = F.relu(h)
+    h.unchain()
+    return h
+
+
+class Relu(chainer.Link):
+    def forward(self, x):
+        return F.relu(x)
+
+
+#: What a link does in the place of which another batch does another.
+VARIANTS = {
+    'a number': _scaled(2.), 'another number': _scaled(3.),
+    'the number as an integer': _scaled(2), 'not a number': _scaled(
+        float('nan')),
+    'an index': lambda net, h: h[:, :5],
+    'another index': lambda net, h: h[:, ::-1],
+    'an array': lambda net, h: h * numpy.full((6, 5), 2, 'f'),
+    'a variable without a way back': lambda net, h: chainer.Variable(h.array),
+    'the variable': lambda net, h: h, 'unchained': _unchained,
+    'a function': lambda net, h: F.relu(h),
+    'a function in a link': lambda net, h: net.relu(h),
+    'a difference': lambda net, h: h - F.relu(h),
+    'another difference': lambda net, h: F.relu(h) - h,
+    'the usual ratio': lambda net, h: F.dropout(h),
+    'a ratio': lambda net, h: F.dropout(h, .3),
+    'another ratio': lambda net, h: F.dropout(h, .4),
+    'a setting': _configured('train', False),
+    'another setting': _configured('compute_mode', 'fast'),
+    'a parameter': lambda net, h: F.linear(h, net.inner.linear.W),
+    'another parameter': lambda net, h: F.linear(h, net.other.W),
+    'a link': lambda net, h: net.inner.linear(h),
+    'another link': lambda net, h: net.other(h),
+    'an order': lambda net, h: F.relu(h) - F.tanh(h),
+    'another order': lambda net, h: F.tanh(h) - F.relu(h),
+    'parts': lambda net, h: F.concat(F.split_axis(h, [2, 4], 1)[::-1]),
+    'other parts': lambda net, h: F.concat(F.split_axis(h, [1, 4], 1)[::-1]),
+    'statistics': lambda net, h: net.norm(h),
+    'running statistics': lambda net, h: F.fixed_batch_normalization(
+        h, net.norm.gamma, net.norm.beta, net.norm.avg_mean,
+        net.norm.avg_var),
+}
+
+
+def written(program):
+    """All that a program says of its calls, but for the calls' arrays."""
+    def about(value):
+        return repr([getattr(one, 'shape', one) for one in (
+            value if isinstance(value, (tuple, list)) else [value])])
+    return [(
+        call.name.partition(' ')[0],    # which has a number, now and then
+        call.link, call.inputs, call.parameters, call.outputs, call.draws,
+        call.whole, call.reads, call.config, call.hidden,
+        {name: about(value) for name, value in call.attributes.items()
+         if not callable(value)}, list(map(about, call.arguments)))
+        for call in program.calls] + [
+            repr(program.notes.numbers), program.notes.unchained]
+
+
+def test_a_batch_is_recorded_as_if_it_were_the_first():
+    def programs(recorder, *names):
+        for name in names:
+            net.function = VARIANTS[name]
+            with recorder.placeholders():
+                yield written(recorder.record(net, ((X,), {}), NOWHERE))
+    net = Net(None)
+    with net.init_scope():
+        net.other, net.relu = L.Linear(5, 5), Relu()
+        net.norm = L.BatchNormalization(5)
+    first = {name: next(programs(Recorder(Names(net)), name))
+             for name in VARIANTS}
+    recorder = Recorder(Names(net))
+    for one in VARIANTS:
+        for other in VARIANTS:
+            assert list(programs(recorder, one, other)) == [
+                first[one], first[other]]
