@@ -5,7 +5,6 @@
 # others waiting.
 from __future__ import annotations
 
-import collections
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from ..mpi.grid import ProcessGrid
 from ..pipeline.adapter import Adapter, Batch, rows, samples_of
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.means import (
+    BatchStatistics,
     Reports,
     add,
     checked_weight,
@@ -55,27 +55,16 @@ class Chunk:
         self.parameters: list[chainer.Parameter] = [
             partition.names.parameters[name]
             for name in partition.placement.used[chunk]]
-        self.statistics: Any = None     # of batch normalisations
+        self.statistics = BatchStatistics()     # of all the rank's chunks
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
         """Makes this chunk's calls."""
         program = self._partition.programs[micro_batch]
         # Of links that run as a whole: they are called here.
-        with self.statistics.counting(self._chunk, self._keeps):
-            tape, outputs, normalised = program.run(self._chunk, inputs,
-                                                    self.name)
-        uses: collections.Counter[Any] = collections.Counter()
-        for link, *found in normalised:
-            self.statistics.note(link, self._chunk, uses[link], *found)
-            uses[link] += 1
-        return tape, outputs
-
-    def _keeps(self, link: chainer.Link) -> bool:
-        """Whether a link's running values are here; all ranks have all."""
-        part = self._partition
-        return part.layouts.keepers.get(
-            part.names.of(link) or '', self._chunk) == self._chunk
+        with self.statistics.counting(self._chunk):
+            return program.run(self._chunk, inputs, self.name,
+                               self.statistics)
 
 
 class ChainAdapter(Adapter):
@@ -110,7 +99,8 @@ class ChainAdapter(Adapter):
         """This rank's parts of the model, by number of chunk."""
         part = self._partition
         part.optimizer = self._optimizer
-        return {chunk: Chunk(part, chunk) for chunk in part.chunks}
+        self._parts = {chunk: Chunk(part, chunk) for chunk in part.chunks}
+        return self._parts
 
     def choose(self, method: str | None) -> str:
         """Has predictions call a method or child link; its name."""
@@ -198,6 +188,9 @@ class ChainAdapter(Adapter):
                 places: list[Place]) -> None:
         part = self._partition
         names, placement = part.names, part.placement
+        self._statistics = next(iter(self._parts.values())).statistics
+        # All ranks have all running averages.
+        self._statistics.here = lambda link: placement.is_own(link, 'avg_mean')
         part.end()
         shaped = len(names.shaped)
         part.state.begin(step)
@@ -207,8 +200,7 @@ class ChainAdapter(Adapter):
                     part.state.resume()
                     self._record_one(step, function, both, place)
         except BaseException:
-            part.state.undo()
-            part.end()
+            self._take_back()
             raise
         part.state.end()
         for number, name in enumerate(names.shaped[shaped:]):
@@ -221,7 +213,8 @@ class ChainAdapter(Adapter):
     def _record_one(self, step: str, function: Callable, both: Any,
                     place: Place) -> None:
         part = self._partition
-        program = part.recorder.record(function, both, place)
+        program = part.recorder.record(function, both, place,
+                                       self._statistics)
         if step != 'predict':
             check_result(program.result)
         part.state.note(program)
@@ -315,8 +308,12 @@ class ChainAdapter(Adapter):
     def undo(self) -> None:
         """See :meth:`.Adapter.undo`."""
         if self._partition.programs:    # else it has been taken back
-            self._partition.state.undo()
-            self._partition.end()
+            self._take_back()
+
+    def _take_back(self) -> None:
+        self._partition.state.undo()
+        self._statistics.forget()
+        self._partition.end()
 
     def forget(self, step: str) -> None:
         """See :meth:`.Adapter.forget`."""

@@ -105,6 +105,21 @@ def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:
         numpy.random.RandomState, numpy.random.BitGenerator, random.Random))]
 
 
+def attributes(links: Mapping[str, chainer.Link]) -> dict[Attribute, Any]:
+    """The attributes that links have now, of their own."""
+    return {(path, name): _copied(value) for path, link in links.items()
+            for name, value in vars(link).items()
+            if name not in CHAINERS | link._params | link._persistent}
+
+
+def changed(links: Mapping[str, chainer.Link], before: Mapping[Attribute, Any]
+            ) -> dict[Attribute, list[Any]]:
+    """Arrays of the attributes with arrays that are not as before."""
+    return {key: found for key, value in attributes(links).items()
+            if not _is_same(before.get(key), value)
+            and (found := _arrays_in(value))}
+
+
 class Names:
     """Paths of a model's links and parameters."""
 
@@ -159,121 +174,88 @@ def parameters_of(names: Names) -> dict[str, Value]:
 
 
 class State:
-    """What links keep, from step to step."""
+    """What links keep, from step to step, for the same micro-batch."""
 
     def __init__(self, links: dict[str, chainer.Link]) -> None:
         self._links = links
-        #: Attributes that a later program reads; no others are kept.
+        #: Attributes that a later program reads, and those with something for
+        #: each sample.
         self.read: frozenset[Attribute] = frozenset()
-        #: Those with something for each sample.
         self.samples: frozenset[Attribute] = frozenset()
-        #: Those with computed values after the last step of training.
-        self.left: dict[Attribute, Any] = {}
-        self._changed: set[Attribute] = set()   # by this step
-        self._kept: dict[str, list[dict[Attribute, Any]]] = {}  # by step
+        # By step, of each micro-batch; and what the last one has left.
+        self._kept: dict[str, list[dict[Attribute, Any]]] = {}
+        self._left: dict[Attribute, Any] = {}
 
     def begin(self, step: str) -> None:
         """Begins to record the micro-batches of a step."""
-        self._step, self._changed = step, set()
-        self._before = {path: {name: _copied(value) for name, value
-                               in vars(link).items()
-                               if name not in CHAINERS}
-                        for path, link in self._links.items()}
+        self._before = self._now()
         if step == 'train':
             self._kept.pop('evaluate', None)
-            for (path, name), value in self.left.items():
-                if not _is_same(value, vars(self._links[path]).get(name)):
+            for key, value in self._left.items():
+                if not _is_same(value, self._before.get(key)):
                     for kept in self._kept.get('train', ()):
-                        kept.pop((path, name), None)    # somebody's
-        self._from, self._left = self._kept.pop(step, []), self.left
+                        kept.pop(key, None)         # somebody's
+            self._left = self._before
+        self._step, self._from = step, self._kept.get(step, [])
         self._kept[step] = []
 
     def resume(self) -> None:
         """Gives links what they kept of the last batch's micro-batch."""
-        self._restore()
-        for (path, name), value in self._resumed().items():
-            vars(self._links[path])[name] = _copied(value)
-
-    def _resumed(self) -> dict[Attribute, Any]:
         number = len(self._kept[self._step])
-        return self._from[number] if number < len(self._from) else {}
+        self._set({**self._before, **(
+            self._from[number] if number < len(self._from) else {})})
 
-    def arrays(self) -> dict[Attribute, list[Any]]:
-        """The arrays in attributes that the micro-batch has changed."""
-        return {key: found for key, value in self._now()
-                if (found := _arrays_in(value))}
-
-    def _now(self) -> Iterator[tuple[Attribute, Any]]:
-        for path, link in self._links.items():
-            before = self._before[path]
-            for name, value in vars(link).items():
-                if not (name in CHAINERS or _is_same(before.get(name), value)
-                        or name in link._params or name in link._persistent):
-                    yield (path, name), value
-
-    def _of(self, program: Any) -> dict[Attribute, Any]:
-        """Attributes with values of a program's samples; None: of any."""
-        return {key: value for key, value in self._now()
-                if key in self.samples or any(
-                    is_placeholder(array) and program in (None, array.program)
-                    for array in _arrays_in(value))}
-
-    def note(self, program: Any) -> dict[Attribute, Any]:
-        """Notes, and returns, what links keep of a micro-batch.
+    def note(self, program: Any) -> None:
+        """Notes what links keep of a micro-batch.
 
         Raises:
             ValueError: It would go on from that of another micro-batch.
         """
-        found = {key: _copied(value) for key, value
-                 in self._of(program).items()}
-        self._changed |= found.keys()
-        for path, name in sorted(self.read & found.keys() - self.samples):
-            if self._kept[self._step]:
+        found, kept = self._now(), self._kept[self._step]
+        program.kept = {
+            key: found[key] for key in self.read & found.keys()
+            if any(is_placeholder(array) and array.program is program
+                   for array in _arrays_in(found[key]))}
+        for path, name in sorted(program.kept.keys() - self.samples):
+            if kept:
                 raise ValueError(
                     f'link {path} keeps {name!r} for the next batch, computed '
                     'of all samples together, which micro-batches would do '
                     'each for itself; train with micro_batches=1 '
                     '(--micro-batches 1), or keep it in a persistent array of '
                     'a link marked with chainer_fp8pipe.atomic')
-        resumed = self._resumed()
-        self.keep(program, found)
-        self._kept[self._step].append({
-            **resumed, **program.kept, **{
-                key: value for key, value in found.items()
-                if not any(map(is_placeholder, _arrays_in(value)))}})
-        return found
-
-    def keep(self, program: Any, found: dict[Attribute, Any]) -> None:
-        """Has a program keep, of what was found, what a later one reads."""
-        program.kept = {key: value for key, value in found.items()
-                        if key in self.read}
+        kept.append(found)
 
     def end(self) -> None:
         """Ends the recording of a step; only training leaves something."""
         if self._step == 'train':
-            self.left = {
-                (path, name): _copied(value) for path, name in self._changed
-                if (value := vars(self._links[path]).get(name)) is not None}
+            self._left = self._now()
         else:
-            self._restore()
+            self._set(self._before)
 
     def undo(self) -> None:
         """Takes back the recording of a step that nobody has computed."""
-        self._changed |= self._of(None).keys()
-        self._restore()
-        self._kept[self._step], self.left = self._from, self._left
+        self._set(self._before)
+        self._kept[self._step] = self._from
+        if self._step == 'train':
+            self._left = self._before
 
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""
         self._kept.clear()
-        self.left = {}
+        self._left = {}
 
-    def _restore(self) -> None:
-        for path, name in self._changed:
-            own, before = vars(self._links[path]), self._before[path]
+    def _now(self) -> dict[Attribute, Any]:
+        return {(path, name): _copied(vars(self._links[path])[name])
+                for path, name in self.read | self.samples
+                if name in vars(self._links[path])}
+
+    def _set(self, values: Mapping[Attribute, Any]) -> None:
+        for path, name in self.read | self.samples:
+            own = vars(self._links[path])
             own.pop(name, None)
-            if name in before:
-                own[name] = _copied(before[name])
+            if (path, name) in values:
+                own[name] = _copied(values[path, name])
 
 
 def _arrays_in(value: Any) -> list[Any]:

@@ -15,13 +15,13 @@ from typing import Any
 import chainer
 import numpy
 
-from ..intercept.function_calls import Interceptor, intercepting
+from ..intercept.function_calls import intercepting
 from ..pipeline.means import weights_of
 from ..pipeline.randomness import preserved
 from . import nested
 from .attributes import Names, on_copies
 from .deferred import place_array
-from .measure import ignored_label
+from .measure import SeesLabels, counted
 from .placeholder import is_placeholder
 
 #: How much the two may differ in rounding, by the bytes of the loss's dtype.
@@ -100,22 +100,14 @@ def _joined(parts: Sequence[Any]) -> Any:
     return [sample for part in parts for sample in part]
 
 
-class _Labels(Interceptor):
-    """Counts labels of losses: those in the mean, and those left out."""
+class _Labels(SeesLabels):
+    """Counts labels of losses."""
 
     def __init__(self) -> None:
         self.found: list[tuple[int, int]] = []
 
-    def apply(self, node: Any, inputs: Any, original: Any) -> Any:
-        label = ignored_label(node)
-        if label is not None:
-            self.leave_out(inputs[1], label)
-        return original(node, inputs)
-
     def leave_out(self, labels: Any, label: int) -> None:
-        labels = nested.array_of(labels)
-        left = int((labels == label).sum())
-        self.found.append((labels.size - left, left))
+        self.found.append(counted(labels, label))
 
 
 @contextlib.contextmanager

@@ -60,7 +60,6 @@ PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
 _FORMS = 4096
 #: Seconds; a shorter call is run so many times more, others once.
 _SHORT, _TIMES = 2e-3, 3
-_NO_BLOCK: Any = contextlib.nullcontext()
 
 
 @dataclass(eq=False)
@@ -108,12 +107,13 @@ class KnownCalls:
         """
         own = attributes_of(node)
         key = _key_of(node, own, inputs)
-        found = self._found.pop(key, None) or self._measured(
-            node, own, inputs, original, link)
-        if key is not None:
-            self._found[key] = found        # the last one is the latest
-            if len(self._found) > _FORMS:
-                del self._found[next(iter(self._found))]
+        found = self._found.get(key)
+        if found is None:
+            found = self._measured(node, own, inputs, original, link)
+            if len(self._found) >= _FORMS:
+                self._found.clear()
+            if key is not None:
+                self._found[key] = found
         return found
 
     def _measured(self, node: Any, own: dict[str, Any], inputs: tuple,
@@ -147,59 +147,54 @@ class KnownCalls:
         What the call gives, or what a link keeps; or if a function of arrays
         writes to one, or gives arrays of another shape.
         """
-        whole, links = isinstance(node, WholeCall), self._names.links
+        links = self._names.links if isinstance(node, WholeCall) else {}
         one = next(filter(is_placeholder, map(nested.array_of, inputs)), None)
-        given: list[list[str]] = []
-        kept: list[set[Any]] = []
+        found: list[dict[str, Any]] = []
         for otherwise in (False, True):
             twin = again(node, attributes_of(node))
             try:
-                with preserved(), numpy.errstate(all='ignore'), (
-                        on_copies(links) if whole else _NO_BLOCK):
+                with preserved(), numpy.errstate(all='ignore'), \
+                        on_copies(links):
                     outs = original(twin, tuple([
                         _real(x, otherwise) for x in inputs]))
-                    kept.append({(path, name, repr(value))
-                                 for path, link in links.items()
-                                 for name, value in vars(link).items()
-                                 if isinstance(value, PLAIN) and whole})
+                    found.append({
+                        f'link {path} keeps a number in {name!r}, which':
+                        repr(value) for path, link in links.items()
+                        for name, value in vars(link).items()
+                        if isinstance(value, PLAIN)} | {
+                        f'what {where} returns beside the values of arrays': (
+                            repr(twin.result), [out.shape for out in outs])})
             except (IndexError, ValueError) as error:
-                if not whole and any(text in str(error) for text in (
+                if not links and any(text in str(error) for text in (
                         'read-only', 'output array is not acceptable')):
                     raise looked_at(
                         one, f'{node.label}, which writes,') from None
-                if whole or not otherwise:
+                if links or not otherwise:
                     raise
                 return              # 1 is no index
-            given.append(_constants(twin.result[0]) + [
-                str(out.shape) for out in outs if not whole])
-        if not whole and (given[0] != given[1] or 'leaf' not in given[0]):
+        apart = [what for what, value in found[0].items()
+                 if value != found[1].get(what)]
+        if not links and (apart or not outs):
             raise looked_at(one, f'the form of what {node.label} gives')
-        beside = ', '.join(set(given[0]) - set(given[1]))
-        for what in [*[f'what {where} returns beside arrays ({beside})'
-                       ] * (given[0] != given[1]), *(
-                f'link {path} keeps a number in {name!r}, which'
-                for path, name, _ in kept[0] - kept[1])]:
+        if apart:
             raise PlaceholderError(
-                f'{user_line()}: {what} depends on data that other ranks '
+                f'{user_line()}: {apart[0]} depends on data that other ranks '
                 'have not got. Return or keep a variable or an array, or '
                 'mark a function around its use, too: '
                 'chainer_fp8pipe.atomic(function)')
 
 
-def _constants(tree: Any) -> list[str]:
-    """Numbers and texts in the tree of a result, and its form."""
-    kind, content = tree
-    if kind == 'constant':
-        return [repr(content) if isinstance(content, PLAIN)
-                else type(content).__name__]
-    if kind == 'leaf':
-        return ['leaf']
-    items = [item for _, item in content] if kind is dict else content
-    return [kind.__name__, *(one for item in items
-                             for one in _constants(item))]
+class SeesLabels(Interceptor):
+    """Is told of the labels that losses leave out of their means."""
+
+    def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
+        label = ignored_label(node)
+        if label is not None:
+            self.leave_out(inputs[1], label)
+        return original(node, inputs)
 
 
-class _Inside(Interceptor):
+class _Inside(SeesLabels):
     """Sees what runs inside of a call that is made on made-up values.
 
     Args:
@@ -227,10 +222,7 @@ class _Inside(Interceptor):
         for x in inputs:
             if isinstance(x, chainer.Parameter):
                 self.fill(x)
-        label = ignored_label(node)
-        if label is not None:
-            self.leave_out(inputs[1], label)
-        return original(node, inputs)
+        return super().apply(node, inputs, original)
 
     def communicate(self, name: str, comm: Any,
                     answer: Callable[[], Any] | None,
@@ -241,34 +233,25 @@ class _Inside(Interceptor):
         self._ignored.append((label, nested.array_of(labels)))
 
     def labels(self, inputs: tuple) -> tuple[tuple[int, int | None], ...]:
-        """See :attr:`.Figures.ignored`."""
-        if not self._ignored:
-            return ()
-        label, labels = self._ignored[0]
-        several = len({id(array) for _, array in self._ignored}) > 1
-        return ((label, next((
-            index for index, x in enumerate(() if several else inputs)
-            if (array := nested.array_of(x)) is labels or (
-                labels is not None and array.size == labels.size
-                and getattr(labels, 'base', None) is array)), None)),)
+        """See :attr:`.Figures.ignored`; labels may be reshaped inside."""
+        arrays = list(map(nested.array_of, inputs))
+        return tuple(dict.fromkeys([(label, next((
+            index for index, array in enumerate(arrays) if array is labels or (
+                array.size == labels.size
+                and getattr(labels, 'base', None) is array)), None))
+            for label, labels in self._ignored]))
 
 
 def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
              ) -> Figures:
     """The figures of a call, which is made alone on made-up values."""
     own, kind = dict(attributes_of(node)), kind_of(node).__name__
-    try:
-        call = Figures(node.label)
-    except PlaceholderError:    # it would name a number that it computes with
-        call = Figures(kind)
-    call.deferrable = type(node) in SEPARABLE and any(
-        isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
     arrays = {name: value.copy() for name, value in own.items() if isinstance(
         value, chainer.get_array_types()) and not is_placeholder(value)}
     with preserved():
         before: Any = numpy.random.get_state()
         with _memory_traced():      # which takes time
-            _run(call, node, inputs, original)
+            call = _made(node, inputs, original)
         after: Any = numpy.random.get_state()
         # Whether a whole function draws may depend on data.
         call.draws = bool(before[2] != after[2] or (
@@ -280,15 +263,21 @@ def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
         times: list[tuple[float, float]] = []
         while timed and (not times or len(times) < _TIMES
                          and sum(times[-1]) <= _SHORT):
-            times.append(_run(Figures(''), again(node, own), inputs, original))
+            once = _made(again(node, own), inputs, original)
+            times.append((once.forward, once.backward))
     if timed:
         call.forward, call.backward = map(min, zip(*times, strict=True))
     return call
 
 
-def _run(call: Figures, node: Any, inputs: tuple, original: Callable
-         ) -> tuple[float, float]:
-    """Notes what a call gives and keeps; seconds forward and backward."""
+def _made(node: Any, inputs: tuple, original: Callable) -> Figures:
+    """Makes a call; what it gives, keeps and takes."""
+    try:
+        call = Figures(node.label)
+    except PlaceholderError:    # it would name a number that it computes with
+        call = Figures(kind_of(node).__name__)
+    call.deferrable = type(node) in SEPARABLE and any(
+        isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
     arguments = tuple(map(_real, inputs))
     now = clock_of(chainer.backend.get_device_from_array(
         *map(nested.array_of, arguments)))
@@ -296,29 +285,25 @@ def _run(call: Figures, node: Any, inputs: tuple, original: Callable
     start, _ = tracemalloc.get_traced_memory()
     begin = now()
     outs = original(node, arguments)
-    forward = now() - begin
+    call.forward = now() - begin
     after, peak = tracemalloc.get_traced_memory()
     made = sum(nested.array_of(out).nbytes for out in outs)
-    kept = max(after - start - made, 0)
+    kept = after - start - made
     tracemalloc.reset_peak()
     begin = now()
-    _backward(outs)
-    backward = now() - begin
-    _, later = tracemalloc.get_traced_memory()
-    # Small objects of Python's count as nothing.
-    call.kept = kept if kept > 16384 else 0
-    call.temporary = max(peak, later) - after
-    _note_outputs(call, node, arguments, outs)
-    return forward, backward
-
-
-def _backward(outs: tuple) -> None:
     roots = [out for out in outs if out.requires_grad
              and out.dtype.kind == 'f' and out.creator_node is not None]
     if roots and chainer.config.enable_backprop:
         chainer.backward(roots, [
             chainer.Variable(out.xp.full(out.shape, .01, out.dtype))
             for out in roots])
+    call.backward = now() - begin
+    _, later = tracemalloc.get_traced_memory()
+    # Small objects of Python's count as nothing.
+    call.kept = kept if kept > 16384 else 0
+    call.temporary = max(peak, later) - after
+    _note_outputs(call, node, arguments, outs)
+    return call
 
 
 def clock_of(device: Any) -> Callable[[], float]:
@@ -464,6 +449,15 @@ def again(node: Any, own: Mapping[str, Any]) -> Any:
     made = object.__new__(type(node))
     made.__dict__.update(own)
     return made
+
+
+def counted(labels: Any, label: int) -> tuple[int, int]:
+    """How many labels count (-1: unknown), and how many a loss leaves out."""
+    array = nested.array_of(labels)
+    if array is None or is_placeholder(array):
+        return -1, 1
+    left = int((array == label).sum())
+    return array.size - left, left
 
 
 def ignored_label(node: Any) -> int | None:

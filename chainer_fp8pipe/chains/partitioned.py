@@ -17,7 +17,14 @@ from ..intercept.function_calls import current, hold
 from ..pipeline.means import why_once
 from . import nested
 from .adapter import ChainAdapter
-from .attributes import Attribute, State, on_copies, parameters_of
+from .attributes import (
+    Attribute,
+    State,
+    attributes,
+    changed,
+    on_copies,
+    parameters_of,
+)
 from .deferred import fetching
 from .layout import Layouts, sources_in
 from .placeholder import PlaceholderError, is_placeholder, user_line
@@ -82,28 +89,31 @@ class Partition:
         those of an LSTM that multiply its state.
         """
         recorder, state, layouts = self.recorder, self.state, self.layouts
-        function = self.loss_func or self.names.links['/']
+        function, links = (self.loss_func or self.names.links['/'],
+                           self.names.links)
         late: dict[str, tuple[int, ...]] = {}
 
         def settled() -> None:
             layouts.forget()
             program.settle(layouts.of(program), ())
-        with on_copies(self.names.links), recorder.placeholders():
-            state.begin('train')
+        with on_copies(links), recorder.placeholders():
+            before = attributes(links)
             program = recorder.record(function, both)
-            kept = state.arrays()
-            found = state.note(program)
+            kept = changed(links, before)
+            now = attributes(links)
+            found = program.kept = {
+                key: now[key] for key, arrays in kept.items()
+                if any(map(is_placeholder, arrays))}
             if found:
-                state.read = frozenset(found)
-                state.keep(program, found)
                 settled()
                 again = recorder.record(function, both)
                 state.read = frozenset(
                     key for key, value in found.items()
                     if any((id(program), source) in again.notes.pins
                            for source in sources_in(value)))
-                state.samples = state.read      # what they keep is right
-                state.note(again)       # what it keeps is where it is made
+                # What it keeps is where it is made.
+                again.kept = {key: value for key, value in attributes(
+                    links).items() if key in state.read}
                 # What reads a late value of the last batch's is late itself.
                 for _ in range(2 * bool(state.read)):
                     layouts.having = layouts.of(again).holders
@@ -112,12 +122,12 @@ class Partition:
                         if call.before is not None:
                             call.pinned = program.chunk_of(call.before[1])
                 late = layouts.of(again).holders
-                state.keep(program, found)
+                program.kept = {key: value for key, value in found.items()
+                                if key in state.read}
             settled()
         if state.read or not all(map(is_placeholder, itertools.chain(
                 *kept.values()))):
             state.samples = self._with_samples(function, both, kept)
-        state.forget()
         return program, late
 
     def _with_samples(self, function: Callable, both: Any,
@@ -130,15 +140,15 @@ class Partition:
             return [array.shape for array in arrays]
         args, kwargs = both
         count = len((*args, *kwargs.values())[0])
-        rows = list(range(count - 1)) or [0, 0]
+        rows, links = list(range(count - 1)) or [0, 0], self.names.links
         try:
-            with on_copies(self.names.links), self.recorder.placeholders():
-                self.state.begin('train')
+            with on_copies(links), self.recorder.placeholders():
+                before = attributes(links)
                 self.recorder.record(function, (
                     [nested.taken(one, rows) for one in args],
                     {name: nested.taken(one, rows)
                      for name, one in kwargs.items()}))
-                fewer = self.state.arrays()
+                fewer = changed(links, before)
         except Exception:       # the model takes as many samples only
             return frozenset(key for key, arrays in kept.items() if any(
                 shape[:1] == (count,) for shape in shapes(arrays)))

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import chainer
-import numpy
 
 from ..intercept.function_calls import (
     Interceptor,
@@ -22,6 +21,7 @@ from ..intercept.function_calls import (
     intercepting,
 )
 from ..pipeline.backprop import Arrays, Tape
+from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import nested
 from .attributes import Names
@@ -57,7 +57,6 @@ class RecordedCall(Call):
     reads: tuple[str, ...] = ()     # links whose persistent arrays it uses
     before: tuple[Program, Source] | None = None    # of a kept value
     made: Any = None            # a WholeCall that has run and will run again
-    elements: Any = None        # of each channel that it normalises
 
     def error(self, number: int, text: str) -> CallError:
         """The error for this call."""
@@ -78,10 +77,6 @@ class Notes:
     labels: list[tuple[int, int]] = field(default_factory=list)
     #: Among the calls' attributes, which all ranks must share.
     numbers: list[Any] = field(default_factory=list)
-    #: Batch normalisations: number of the call, link, arrays of mean and
-    #: variance, whether it is finetuned.
-    normalised: list[tuple[int, Any, Any, Any, bool]] = field(
-        default_factory=list)
     #: What stands for values of earlier programs, by their id and name there.
     pins: dict[tuple[int, Source], Source] = field(default_factory=dict)
     unchained: set[Source] = field(default_factory=set)
@@ -107,7 +102,6 @@ class Program:
         self.kept: dict[tuple[str, str], Any] = {}
         self.values: dict[Source, Any] = {}
         self.found: dict[str, Any] = {}         # values of reports
-        self._began: set[int] = set()           # chunks
 
     # --- while it is recorded ------------------------------------------------
 
@@ -154,29 +148,29 @@ class Program:
         """Drops all but the values that a later program may read."""
         self.calls, self.result = [], None
         self.reports, self.found = {}, {}
-        self.notes.normalised.clear()
 
     # --- a chunk -------------------------------------------------------------
 
-    def run(self, chunk: int, arrays: Arrays, name: str
-            ) -> tuple[Tape, Arrays, list[Any]]:
+    def run(self, chunk: int, arrays: Arrays, name: str,
+            statistics: BatchStatistics) -> tuple[Tape, Arrays]:
         """Makes the calls of a chunk, named ``name``, on what has come.
 
+        Args:
+            statistics: Those of links that run as one call.
+
         Returns:
-            The way back, what goes on, and the batch normalisations among
-            the calls: link, elements of each channel, mean, variance,
-            whether it is finetuned.
+            The way back, and what goes on.
         """
-        layout, is_first = self.layout, chunk not in self._began
+        layout, is_first = self.layout, not chainer.config.in_recomputing
         incoming = layout.incoming[chunk]
-        self._began.add(chunk)
         inputs = tuple([
             chainer.Variable(array, requires_grad=self._wants(source))
             for source, array in zip(incoming, arrays, strict=True)])
         values: dict[Source, Any] = dict(zip(incoming, inputs, strict=True))
         numbers: dict[int, int] = {}
         found: dict[str, Any] = {}
-        with intercepting(_MAKING), self.names.reporter.scope(found):
+        with intercepting(_Making(statistics)), \
+                self.names.reporter.scope(found):
             for number, of in enumerate(layout.chunks):
                 call = self.calls[number]
                 if of != chunk:
@@ -195,19 +189,12 @@ class Program:
         ] if chunk + 1 < len(layout.outgoing) else [
             chainer.as_variable(self.real(leaf, values))
             for leaf in nested.leaves(self.result)[0]])
-        normalised = []
         if is_first:
             self._note_reports(chunk, values, found)
             self.values.update({
                 source: values[source].array for source in sources_in(
                     list(self.kept.values()))
                 if layout.chunks[source.call] == chunk})
-            normalised = [
-                (link, self.calls[number].elements or numpy.prod(
-                    self.calls[number].results[0].shape, dtype=int) // max(
-                        mean.size, 1), mean, variance, finetuned)
-                for number, link, mean, variance, finetuned
-                in self.notes.normalised if layout.chunks[number] == chunk]
         calls = self.calls
 
         def describe(function: Any) -> str:
@@ -215,7 +202,7 @@ class Program:
             return name if number is None else (
                 f'{calls[number].name} in {calls[number].link}, on {name}')
         return (Tape(inputs, outputs, describe, numbers),
-                tuple([one.array for one in outputs]), normalised)
+                tuple([one.array for one in outputs]))
 
     def _ready(self, call: RecordedCall, values: dict, is_first: bool
                ) -> tuple[Any, tuple]:
@@ -251,7 +238,6 @@ class Program:
         except Exception as error:
             raise call.error(
                 number, f': {type(error).__name__}: {error}') from error
-        call.elements = getattr(node, 'elements', None)
         if len(outs) != len(call.results):
             raise call.error(number, f' gave {len(outs)} arrays, and '
                              f'{len(call.results)} were expected')
@@ -333,12 +319,12 @@ class _Making(Interceptor):
 
     apply = staticmethod(call_unchecked)
 
+    def __init__(self, statistics: BatchStatistics) -> None:
+        self.call_link = statistics.call_link   # type: ignore[method-assign]
+
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         # A link that was recorded, but not run, would give a shape again.
         return parameter._data[0] is not None
-
-
-_MAKING = _Making()
 
 
 def _without_graph(value: Any) -> Any:

@@ -25,7 +25,6 @@ import chainer
 import numpy
 from chainer import Variable
 from chainer.functions.array.as_strided import AsStrided
-from chainer.links import BatchNormalization, BatchRenormalization
 
 from ..intercept.function_calls import (
     Interceptor,
@@ -34,12 +33,13 @@ from ..intercept.function_calls import (
     intercepting,
     suspended,
 )
+from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import collectives, nested
 from .attributes import Names, copied, on_copies, set_attributes
 from .calls import Source, Value
 from .deferred import place_array, set_placeholder
-from .measure import CHAINERS, KnownCalls, attributes_of
+from .measure import CHAINERS, KnownCalls, attributes_of, counted
 from .placeholder import (
     PlaceholderError,
     describe_source,
@@ -60,10 +60,6 @@ _SIMPLE = frozenset((str, type(None), slice, type))
 _NUMBERS = frozenset((int, bool, float))
 _COMPARED = _NUMBERS | {str, type(None), type, numpy.dtype, numpy.float32,
                         types.FunctionType}
-
-
-#: Of a variable that follows from a batch alone: the place of that batch.
-_PLACE = '_place_of_chainer_fp8pipe'
 
 
 class Recorder:
@@ -93,26 +89,30 @@ class Recorder:
                 for path, reason in self._reasons.items()]
 
     def record(self, run: Callable, both: Any = ((), {}),
-               place: Place = NOWHERE) -> Program:
+               place: Place = NOWHERE,
+               statistics: BatchStatistics | None = None) -> Program:
         """The program of what ``run`` calls, in a block of `placeholders`.
 
         Args:
             run: The model, or what calls it.
             both: Its arguments by place and by name, which it gets copies of.
             place: Where in the training that is.
+            statistics: Gathers those of batch normalisations.
 
         Raises:
             PlaceholderError: The model's own forward looks at computed data.
         """
         names, shaped = self.names, len(self.names.shaped)
+        statistics = statistics or BatchStatistics()
         leaves, tree = nested.leaves(both)
         while True:
             args, kwargs = nested.rebuilt(tree, [x.copy() for x in leaves])
-            one = _Recording(self, Program(names, place))
+            one = _Recording(self, Program(names, place), statistics)
             before = copied(names.links)
             try:
                 with names.reporter.scope(one.program.reports), \
-                        between_calls(place), intercepting(one):
+                        statistics.counting(-1), between_calls(place), \
+                        intercepting(one):
                     one.program.result = run(*args, **kwargs)
                 one.refuse_placeholders()
             except PlaceholderError as error:
@@ -147,14 +147,13 @@ class Recorder:
             done = True
         finally:
             for name, parameter, array, gradient in before:
-                # A parameter whose shape was found keeps its placeholder.
-                # Not after an error: its link may have to run again.
-                if array is not None or not done or (
-                        not is_placeholder(parameter._data[0])):
-                    if array is None and parameter._data[0] is not None:
-                        # Made by its link, which will do so again.
-                        names.made[name] = placeholder(
-                            parameter.shape, parameter.dtype)
+                found = parameter._data[0]
+                if array is None and found is not None:
+                    names.made[name] = placeholder(found.shape, found.dtype)
+                # A parameter whose shape was found keeps its placeholder; one
+                # that its link has made will be made again, and after an error
+                # the link may have to run again.
+                if array is not None or not done or not is_placeholder(found):
                     place_array(parameter, array)
                 parameter._grad = gradient
             if not done:
@@ -200,9 +199,10 @@ class Ahead(chainer.Variable):
 class _Recording(Interceptor):
     """Writes down the calls of one forward pass."""
 
-    def __init__(self, recorder: Recorder, program: Program) -> None:
+    def __init__(self, recorder: Recorder, program: Program,
+                 statistics: BatchStatistics) -> None:
         self._recorder, self._names = recorder, recorder.names
-        self.program = program
+        self.program, self._statistics = program, statistics
         self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
         # The links around the first look at data, from the model inwards.
@@ -227,12 +227,7 @@ class _Recording(Interceptor):
         try:
             if self._names.of(link) in self._recorder.atomic:
                 return call_whole(link, args, kwargs)
-            if isinstance(link, BatchNormalization) and (
-                    type(link) is not BatchRenormalization
-                    and chainer.config.train
-                    and not chainer.config.in_recomputing):
-                return self._normalise(link, args, kwargs, original)
-            return original(link, *args, **kwargs)
+            return self._statistics.call_link(link, args, kwargs, original)
         except PlaceholderError:
             self.looking = self.looking or list(filter(
                 None, map(self._names.of, self._stack)))
@@ -264,24 +259,13 @@ class _Recording(Interceptor):
         return True
 
     def leave_out(self, labels: Any, label: int) -> None:
-        """Counts labels, of which a mean leaves out some."""
-        value = nested.array_of(labels)
-        if value is None or is_placeholder(value):
-            self.program.notes.labels.append((-1, 1))
-        else:
-            left = int((value == label).sum())
-            self.program.notes.labels.append((value.size - left, left))
+        self.program.notes.labels.append(counted(labels, label))
 
     def before_backward(self, outputs: Any) -> None:
-        """Refuses placeholders, which have no graph."""
-        for leaf in nested.leaves(outputs)[0]:
-            if is_placeholder(nested.array_of(leaf)):
-                raise looked_at(nested.array_of(leaf), 'a gradient')
-            if hasattr(leaf, _PLACE):
-                raise PlaceholderError(
-                    f'{user_line()}: a gradient of what follows from the '
-                    'batch alone, which has no graph; put it into a link of '
-                    'its own, and mark that with chainer_fp8pipe.atomic')
+        raise PlaceholderError(
+            f'{user_line()}: a gradient needs the values of calls that are '
+            'not made yet; mark the function or link that computes it, from '
+            'the batch or from arrays: chainer_fp8pipe.atomic(function)')
 
     def before_unchain(self, output: chainer.Variable) -> None:
         """Has all that an output was made of unchained where it is made."""
@@ -334,7 +318,6 @@ class _Recording(Interceptor):
             else:
                 arrays.append(array)
                 arguments.append(_kept(x))
-                _check_place(x, program.place)
         kept, hidden, attributes = self._scan(own, read)
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
@@ -349,7 +332,7 @@ class _Recording(Interceptor):
         if not (read or whole or used or figures.inner or figures.draws):
             # It follows from the batch alone, so every rank computes it.
             with suspended(), chainer.no_backprop_mode():
-                return tuple([_of_batch(out.array, program.place)
+                return tuple([Variable(out.array, requires_grad=False)
                               for out in original(node, inputs)])
         kept.update((name, own[name]) for name in figures.writes)
         call = RecordedCall(
@@ -569,33 +552,6 @@ class _Recording(Interceptor):
         return (tuple(dict.fromkeys(whole)),
                 tuple(dict.fromkeys(filter(None, used))))
 
-    def _normalise(self, link: Any, args: Any, kwargs: Any,
-                   original: Callable) -> Any:
-        """Calls a batch normalisation with averages of this micro-batch only.
-
-        The link's own are updated once per batch, from these.
-        """
-        x = args[0] if args else kwargs['x']
-        if link.avg_mean is None:
-            link._initialize_params(tuple(
-                length for axis, length in enumerate(x.shape)
-                if axis not in link.axis))
-        before = link.avg_mean, link.avg_var, link.decay, link.N
-        calls, start = self.program.calls, len(self.program.calls)
-        link.avg_mean = link.xp.zeros_like(link.avg_mean)
-        link.avg_var = link.xp.zeros_like(link.avg_var)
-        link.decay, link.N = 0.0, 0
-        try:
-            result = original(link, *args, **kwargs)
-            self.program.notes.normalised += [
-                (number, link, link.avg_mean, link.avg_var, link.N > 0)
-                for number in reversed(range(start, len(calls)))
-                if any(value is link.avg_mean for value
-                       in calls[number].attributes.values())][:1]
-            return result
-        finally:
-            link.avg_mean, link.avg_var, link.decay, link.N = before
-
 
 @contextlib.contextmanager
 def between_calls(place: Place) -> Iterator[None]:
@@ -652,21 +608,3 @@ def _kept(x: Any) -> Any:
     if isinstance(x, Variable):
         return Variable(x._data[0].copy(), requires_grad=x.requires_grad)
     return x.copy() if hasattr(x, 'copy') else x
-
-
-def _of_batch(array: Any, place: Place) -> Variable:
-    """A result of the batch alone, which knows of which one."""
-    found = Variable(array, requires_grad=False)
-    setattr(found, _PLACE, place)
-    return found
-
-
-def _check_place(x: Any, place: Place) -> None:
-    """Refuses such a result of another micro-batch of the same update."""
-    made = getattr(x, _PLACE, place)
-    if made != place and made.iteration == place.iteration:
-        raise ValueError(
-            f'{user_line()}: forward uses what it has kept of an earlier '
-            'micro-batch, where one process has that of the batch before; '
-            'compute it anew, or train with micro_batches=1 '
-            '(--micro-batches 1)')

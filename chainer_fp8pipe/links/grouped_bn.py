@@ -31,7 +31,8 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         group: The ranks; see :class:`chainer_fp8pipe.mpi.grid.Group`.
 
     Attributes:
-        group_elements: Elements per channel in the group's last batch.
+        group_elements: Elements per channel in the group's last batch, an
+            array without axes.
 
     Raises:
         ValueError: When called, on all ranks of the group: the input of one
@@ -39,7 +40,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
     """
 
     group: Any
-    group_elements = 0
+    group_elements: Any
     N: int
 
     def __init__(self, size: Any = None, *args: Any, group: Any,
@@ -87,12 +88,13 @@ class GroupedBatchNormalizationFunction(
     """
 
     axis: Any
-    elements = 0            # of each channel in the whole group
     has_sent = False        # whether the others have heard from this rank
 
     def __init__(self, group: Any, **options: Any) -> None:
         super().__init__(**options)
         self._group = group
+        # Of each channel in the whole group.
+        self.elements = numpy.zeros((), int)
 
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         self.retain_inputs((0, 1))
@@ -181,7 +183,7 @@ class GroupedBatchNormalizationFunction(
         counts = found[:, :1]
         means, squares = found[:, 1:].reshape(
             len(found), 2, -1).swapaxes(0, 1)
-        self.elements = int(counts.sum())
+        self.elements[...] = counts.sum()
         if not self.elements:
             raise ValueError('no rank of the group has a sample to normalise; '
                              'leave out batches that are empty on all ranks')

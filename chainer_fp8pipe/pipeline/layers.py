@@ -237,6 +237,10 @@ class _Pass(Interceptor):
             later.gave(outputs, number)
         return outputs
 
+    def call_link(self, link: Any, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        return self.part.statistics.call_link(link, args, kwargs, original)
+
     def _check_owners(self, inputs: Any) -> None:
         """Parameters must be of this rank, and variables of this pass."""
         for x in inputs:

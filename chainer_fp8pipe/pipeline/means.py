@@ -19,6 +19,7 @@ import contextlib
 import functools
 import inspect
 import math
+import operator
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ import chainer.functions as F
 import numpy
 from chainer.link_hooks import SpectralNormalization
 from chainer.links import BatchNormalization, BatchRenormalization
+
+from ..intercept.function_calls import Interceptor
 
 # --- weights and loss --------------------------------------------------------
 
@@ -205,76 +208,71 @@ def _array(value: Any) -> numpy.ndarray:
 
 # --- running statistics ------------------------------------------------------
 
-class BatchStatistics(chainer.LinkHook):
-    """Gathers statistics in blocks of :meth:`counting`, as a link hook.
+class BatchStatistics(Interceptor):
+    """Gathers what batch normalisations find, and moves their averages.
 
+    Of links that are called, or recorded, in blocks of :meth:`counting`.
     Batch renormalisation, which reads its averages, is as Chainer has it.
     """
 
-    name = 'BatchStatistics of chainer_fp8pipe'
-
     def __init__(self) -> None:
+        #: Whether a link's averages are here.
+        self.here: Callable[[Any], bool] = lambda link: True
         self._parts: dict[tuple[Any, int, int], list[tuple]] = {}
-        self._uses: collections.Counter[Any] = collections.Counter()
-        self._before: list[tuple[Any, ...]] = []
+        self._found: dict[Any, list[tuple]] = collections.defaultdict(list)
 
     @contextlib.contextmanager
-    def counting(self, chunk: int = 0,
-                 here: Callable[[Any], bool] = lambda link: True
-                 ) -> Iterator[None]:
-        """A block of a micro-batch in a chunk; links count if ``here(link)``.
-        """
-        self._uses.clear()
-        self._chunk, self._here = chunk, here
-        with self:
-            yield
+    def counting(self, chunk: int = 0) -> Iterator[None]:
+        """A block of a micro-batch in a chunk, which counts if it succeeds."""
+        found = self._found = collections.defaultdict(list)
+        yield
+        for link, parts in found.items():
+            for use, part in enumerate(parts):
+                self._parts.setdefault((link, chunk, use), []).append(part)
 
-    def forward_preprocess(self, args: Any) -> None:
-        link = args.link
-        if not _counts(link):
-            return
+    def call_link(self, link: Any, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        """See :meth:`.Interceptor.call_link`."""
+        if not isinstance(link, BatchNormalization) or isinstance(
+                link, BatchRenormalization) or (
+                not chainer.config.train or chainer.config.in_recomputing):
+            return original(link, *args, **kwargs)
+        x = args[0] if args else kwargs['x']
         if link.avg_mean is None:
             link._initialize_params(tuple(
-                length for axis, length in enumerate(_input(args).shape)
+                length for axis, length in enumerate(x.shape)
                 if axis not in link.axis))
-        self._before.append(
-            (link, link.avg_mean, link.avg_var, link.decay, link.N))
+        before = link.avg_mean, link.avg_var, link.decay, link.N
         # Has Chainer put this micro-batch's own values into the averages.
         link.avg_mean = link.xp.zeros_like(link.avg_mean)
         link.avg_var = link.xp.zeros_like(link.avg_var)
         link.decay, link.N = 0.0, 0
-
-    def forward_postprocess(self, args: Any) -> None:
-        link = args.link
-        if not _counts(link):
-            return
-        if self._here(link):
-            # A link that normalises over several ranks knows how many.
-            count = getattr(link, 'group_elements', 0) or (
-                _input(args).size // max(link.avg_mean.size, 1))
-            self.note(link, self._chunk, self._uses[link], count,
-                      link.avg_mean, link.avg_var, link.N > 0)
-            self._uses[link] += 1
-        self._restore()
-
-    def note(self, link: Any, chunk: int, use: int, count: int, mean: Any,
-             variance: Any, finetuned: bool) -> None:
-        """Notes a micro-batch's elements of each channel, mean and variance.
-
-        ``use`` counts those of the link in this chunk and micro-batch.  The
-        variance is the unbiased one.
-        """
-        self._parts.setdefault((link, chunk, use), []).append((
-            count, mean.astype(numpy.float64),
-            variance.astype(numpy.float64) / _unbiased(count), finetuned))
+        try:
+            result = original(link, *args, **kwargs)
+            # Elements of each channel; a link that normalises over several
+            # ranks has an array, into which it writes how many.
+            count = getattr(link, 'group_elements', x.size // max(
+                link.avg_mean.size, 1))
+            self._found[link].append((
+                count, link.avg_mean, link.avg_var, link.N > 0))
+            return result
+        finally:
+            link.avg_mean, link.avg_var, link.decay, link.N = before
 
     def finish(self) -> None:
         """Updates the running averages at the end of a step."""
         for (link, *_), parts in self._parts.items():
-            total = sum(count for count, *_ in parts)
-            mean = sum(count * part for count, part, *_ in parts) / total
-            variance = sum(count * (part + (centre - mean) ** 2)
-                           for count, centre, part, _ in parts) / total
+            if not self.here(link):
+                continue
+            counts = [int(count) for count, *_ in parts]
+            total = sum(counts)
+            centres = [one.astype(float) for _, one, *_ in parts]
+            mean = sum(map(operator.mul, counts, centres)) / total
+            # Chainer's variances are unbiased ones.
+            variance = sum(count * (part.astype(float) / _unbiased(count)
+                                    + (centre - mean) ** 2)
+                           for count, centre, (*_, part, _) in zip(
+                               counts, centres, parts, strict=True)) / total
             decay = link.decay
             if parts[-1][-1]:
                 link.N += 1
@@ -288,12 +286,6 @@ class BatchStatistics(chainer.LinkHook):
     def forget(self) -> None:
         """Drops the statistics of a failed step."""
         self._parts.clear()
-        while self._before:
-            self._restore()
-
-    def _restore(self) -> None:
-        link, link.avg_mean, link.avg_var, link.decay, link.N = (
-            self._before.pop())
 
 
 def why_once(link: chainer.Link) -> str:
@@ -309,16 +301,6 @@ def why_once(link: chainer.Link) -> str:
     return ''
 
 
-def _counts(link: Any) -> bool:
-    return (isinstance(link, BatchNormalization)
-            and not isinstance(link, BatchRenormalization)
-            and chainer.config.train and not chainer.config.in_recomputing)
-
-
-def _input(args: Any) -> Any:
-    return args.args[0] if args.args else args.kwargs['x']
-
-
 def _unbiased(count: int) -> float:
-    """Chainer's running variance is the unbiased one."""
+    """How much larger an unbiased variance is."""
     return count / max(count - 1.0, 1.0)

@@ -191,7 +191,6 @@ class Stage:
                 are wanted, and returned.
             train: Whether to keep what a backward pass needs.
         """
-        self.forget()
         self._places, self._loss, self._train = places, loss, train
         for micro_batch, arrays in enumerate(inputs):
             self._kept['activation', micro_batch, -1] = arrays

@@ -15,6 +15,7 @@ from chainer_fp8pipe.chains.placeholder import (
 )
 from chainer_fp8pipe.chains.plan import PartitionPlan
 from chainer_fp8pipe.chains.recorder import Recorder
+from chainer_fp8pipe.pipeline.means import BatchStatistics
 
 import chainer
 import numpy as np
@@ -81,7 +82,7 @@ def test_numpy_on_placeholders_is_numpy_on_the_values_later(name):
     expected, program = net(), recorded(net)
     program.settle(Layouts(PartitionPlan(
         (), (), 1, (False,), 1, '1f1b')).of(program), [0])
-    found, = program.run(0, (), '')[1]
+    found, = program.run(0, (), '', BatchStatistics())[1]
     assert is_placeholder(program.result)
     assert (program.result.shape, program.result.dtype) == (
         found.shape, found.dtype) == (expected.shape, expected.dtype)

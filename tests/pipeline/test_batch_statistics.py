@@ -1,3 +1,4 @@
+from chainer_fp8pipe.intercept.function_calls import intercepting
 from chainer_fp8pipe.pipeline.means import BatchStatistics
 
 import chainer
@@ -19,7 +20,7 @@ def run_in_parts(link, batch, sizes, **options):
     start = 0
     with chainer.using_config('train', True):
         for size in sizes:
-            with statistics.counting():
+            with statistics.counting(), intercepting(statistics):
                 link(batch[start:start + size], **options)
             start += size
     statistics.finish()
@@ -54,7 +55,7 @@ def test_a_link_that_is_used_twice_is_updated_twice(uses_per_chunk):
         statistics = BatchStatistics()
         for part in (slice(0, 3), slice(3, 6)):
             for first in range(0, 2, uses_per_chunk):
-                with statistics.counting(first):
+                with statistics.counting(first), intercepting(statistics):
                     for batch in batches[first:first + uses_per_chunk]:
                         parted(batch[part])
         statistics.finish()
@@ -65,7 +66,7 @@ def test_a_forward_pass_that_fails_leaves_the_averages_alone():
     link = L.BatchNormalization(2, decay=0.5)
     statistics = BatchStatistics()
     with pytest.raises(Exception, match='.'), chainer.using_config(
-            'train', True), statistics.counting():
+            'train', True), statistics.counting(), intercepting(statistics):
         link(np.ones((4, 3), 'f'))
     statistics.forget()
     assert link.decay == 0.5

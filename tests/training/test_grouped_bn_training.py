@@ -7,6 +7,7 @@ from chainer_fp8pipe import (
     ReplicaIterator,
     create_communicator,
 )
+from chainer_fp8pipe.intercept.function_calls import intercepting
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
 from chainer_fp8pipe.pipeline.means import BatchStatistics
 from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
@@ -57,9 +58,10 @@ def averages(model):
 def serial_averages(batch):
     """After one batch, of which all has the same statistics."""
     model, statistics = Normalised(), BatchStatistics()
+    assert [parameter.array for parameter in model.params()]    # drawn now
     with chainer.using_config('train', True):
         for part in batch:
-            with statistics.counting():
+            with statistics.counting(), intercepting(statistics):
                 model(part)
     statistics.finish()
     return averages(model)
