@@ -91,7 +91,6 @@ class ChainAdapter(Adapter):
         self._optimizer = optimizer
         self.chunks = part.plan.chunks
         self._form: Any = None
-        self._weights: list[float] = []
         self._method: Callable | None = None
         self._compares = loss_weight is None
 
@@ -181,6 +180,11 @@ class ChainAdapter(Adapter):
                     warnings.warn_explicit(text, UserWarning,
                                            line.f_code.co_filename,
                                            line.f_lineno)
+        self._given = given
+        self.weights = ([0.0] * len(part.programs) if step == 'predict' else
+                        given or weights_of(
+            [one.notes.labels for one in part.programs], batch.sizes,
+            self._grid.replicas if step == 'train' else 1))
         return [(one.layout.digest, hash(tuple(one.notes.numbers)))
                 for one in part.programs], given
 
@@ -231,34 +235,23 @@ class ChainAdapter(Adapter):
                         'the partition with such an example')
         program.settle(layout, part.chunks)
 
-    def prepare(self, step: str, batch: Batch, everyone: list[Any]) -> None:
-        """All ranks of the pipeline have recorded the same calls."""
-        part = self._partition
-        given = everyone[self._grid.stage_index][1]
-        if any(one != everyone[0] for one in everyone):
-            raise_together(self._grid.pipeline, lambda: {
-                name: one for index, program in enumerate(part.programs)
-                for name, one in program.description(
-                    f' of micro-batch {index}').items()
-            } | {'the loss_weight': repr(given)}, NotTraced, dict, _SAME)
-            raise NotTraced(f'the ranks have recorded other calls. {_SAME}')
-        self._weights = ([0.0] * len(part.programs) if step == 'predict' else
-                         given or weights_of(
-            [one.notes.labels for one in part.programs], batch.sizes,
-            self._grid.replicas if step == 'train' else 1))
+    def explain(self) -> None:
+        """Raises an error that says which calls differ between ranks."""
+        raise_together(self._grid.pipeline, lambda: {
+            name: one for index, program in enumerate(
+                self._partition.programs)
+            for name, one in program.description(
+                f' of micro-batch {index}').items()
+        } | {'the loss_weight': repr(self._given)}, NotTraced, dict, _SAME)
 
-    def scatter(self, step: str, batch: Batch
-                ) -> tuple[list[Arrays], list[float]]:
-        """Each micro-batch's inputs, and weights where the loss is."""
-        inputs: list[Arrays] = [()] * len(self._partition.programs)
-        if self._grid.stage_index > 0:
-            inputs = []
-        return inputs, self._weights if self._is_last else []
+    def scatter(self, batch: Batch) -> list[Arrays]:
+        """Each micro-batch's inputs of the first chunk: none."""
+        return [()] * len(batch.sizes) * (self._grid.stage_index == 0)
 
     def reported(self) -> Reports:
         """Returns what this rank's model has reported, and the loss."""
         found: Reports = {}
-        for weight, one in zip(self._weights, self._partition.programs,
+        for weight, one in zip(self.weights, self._partition.programs,
                                strict=True):
             for name, value in one.found.items():
                 add(found, name, report_of(value, weight))

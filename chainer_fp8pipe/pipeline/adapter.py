@@ -71,12 +71,14 @@ class Adapter:
     It has this rank's part of the model and the options of
     :class:`.PipelineUpdater`, and raises TypeError or ValueError for what
     they cannot be.  A step calls ``batch``, :meth:`cut`, :meth:`rehearse`,
-    :meth:`prepare`, ``scatter``, ``reported`` and ``report``, in this order; a
-    prediction ``joined`` and ``formed`` in place of the last two.
+    ``scatter``, ``reported`` and ``report``, in this order; a prediction
+    ``joined`` and ``formed`` in place of the last two.
     """
 
     chunks: int                         # of each rank
     layout: Any = None                  # where layers are cut
+    #: Of the micro-batches in the loss, on the last stage at least.
+    weights: list[float] = []
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
@@ -98,10 +100,11 @@ class Adapter:
                               parts=rows(batch.arrays, sizes))
 
     def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
-        """This rank's findings, which all ranks hear before they prepare."""
+        """Prepares the batch and its weights; what all ranks must have found.
+        """
 
-    def prepare(self, step: str, batch: Batch, everyone: list[Any]) -> None:
-        """Prepares the batch, with what :meth:`rehearse` gave on each rank."""
+    def explain(self) -> None:
+        """Raises an error that says what ranks have found differently."""
 
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
         """The outputs of all micro-batches, one after the other."""
@@ -173,18 +176,19 @@ class LayersAdapter(Adapter):
         samples_of(inputs)
         return Batch(inputs, inputs.pop() if with_target else None)
 
-    def scatter(self, step: str, batch: Batch
-                ) -> tuple[list[Arrays], list[float]]:
-        """Each micro-batch's inputs, and weights where the loss is."""
-        weights: list[float] = []
+    def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
+        """See :meth:`.Adapter.rehearse`; weights are where the loss is."""
+        self.weights = []
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
         if self._end and step != 'predict':
             target = self._model.device.send(batch.target)
-            weights = self._loss.begin(
-                [one for one, in rows([target], batch.sizes)],
-                self._grid.replicas if step == 'train' else 1)
-        return list(map(tuple, batch.parts)), weights
+            self.weights = self._loss.begin(
+                [one for one, in rows([target], batch.sizes)])
+
+    def scatter(self, batch: Batch) -> list[Arrays]:
+        """Each micro-batch's inputs."""
+        return list(map(tuple, batch.parts))
 
     def reported(self) -> Reports:
         """The loss, and what it reports, which the last stage knows."""

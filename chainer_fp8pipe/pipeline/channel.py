@@ -1,33 +1,36 @@
-"""Arrays from one rank to another: a header, and the arrays behind it."""
+"""Arrays from one rank of a pipeline to another, and word of failures."""
 # A transfer is a message that describes the arrays, and one message per array.
 # One message with all in it would cost a copy of everything on each side.
 #
+# Sends do not wait.  Who waits for a message of any rank raises `RemoteError`
+# as soon as one has failed; then the channels cannot be used again, and
+# messages may be left under way for ever.  MPI keeps their memory
+# (`HeldRequest`).
+#
 # MPI moves a large message only after its receive was posted, and while both
 # sides are inside a call of MPI.  Between nodes, a thread makes such calls
-# while a rank records or computes (`moving`), and posts these receives.
-#
-# A channel knows nothing of failures.  Who waits is given a function that
-# does, and may raise; then the channel cannot be used again, and messages may
-# be left under way for ever.  MPI keeps their memory (`HeldRequest`).
+# while a rank records or computes, and posts these receives.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import chainer
 import numpy
 from mpi4py import MPI
 
 from ..codecs.staging import array_module, download, empty_wire, upload_now
-from ..mpi.finalizing import HeldRequest
+from ..mpi.finalizing import HeldRequest, keep_forever
+from ..mpi.ranks import nodes_of, once
 from ..mpi.waiting import Wait, wait_until, waiting, world_ranks
 
-#: MPI's tags of a channel.
-_HEADER, _ARRAYS, TAGS = range(3)
+#: Tags of arrays from any rank to any other, of batches, and of failures.
+#: Then come two for each boundary: of activations and of gradients.
+ANY, BATCH, _FAILURE, _BOUNDARIES = range(4)
 _PERIOD = 1e-3      # seconds between calls of MPI
 
 
@@ -37,38 +40,189 @@ class RemoteError(RuntimeError):
     is_shown = True     # by that rank
 
 
-@contextlib.contextmanager
-def moving(receivers: Callable[[], list[Receiver]],
-           on_device: Callable[[], contextlib.AbstractContextManager[Any]]
-           ) -> Iterator[None]:
-    """A block in which messages between nodes move while this rank computes.
+class _Shared:
+    """The communicator that all pipelines on one communicator share."""
 
-    Of each of the ``receivers`` one transfer is received ahead.  A thread does
-    it in a block of ``on_device``, as a GPU is current in one thread only.
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm, self.far = comm, len(set(nodes_of(comm))) > 1
+        self.tags = 0       # the next unused one
+        self.spoilt = False
+
+    def free(self) -> None:
+        # MPI gives the numbers of freed communicators to new ones, which
+        # would receive what a failed step has left under way.
+        if not self.spoilt:
+            self.comm.Free()
+
+
+class Channels:
+    """What one rank of a pipeline sends to the others, and receives.
+
+    Boundary b lies between chunks b and b + 1.
+
+    Args:
+        comm: The ranks of one pipeline.  All channels get tags of their own:
+            no message that earlier ones left under way can arrive here.
+        last: Number of the pipeline's last chunk.
+        xp: ``numpy`` or ``cupy``: where received arrays lie; those of batches
+            stay in the host's memory.
     """
-    done = threading.Event()
-    tag: Any = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)      # nobody's
 
-    def look() -> None:
-        with on_device():
-            while not done.wait(_PERIOD):
-                MPI.COMM_WORLD.Iprobe(MPI.ANY_SOURCE, tag)
-                for receiver in receivers():
+    def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
+        self.size, self.rank, self._xp = comm.size, comm.rank, xp
+        self._leaving: deque[tuple[HeldRequest, int]] = deque()
+        # By rank and tag: the next transfer; None: it has not begun to come.
+        self._coming: dict[tuple[int, int], Any] = {}
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None    # of the thread
+        if comm.size > 1:
+            # Apart from whatever else is sent there.
+            self._shared = shared = once(comm, 'channels',
+                                         lambda: _Shared(comm.Dup()))
+            self._comm, self._world = shared.comm, world_ranks(comm)
+            self._tag, shared.tags = shared.tags, (
+                shared.tags + _BOUNDARIES + 2 * last)
+
+    def crossing(self, sends: bool, what: str, boundary: int
+                 ) -> tuple[int, int]:
+        """Rank and tag over a boundary, for ``what``: activation, gradient."""
+        is_after = sends == (what == 'activation')
+        return ((boundary + is_after) % self.size,
+                _BOUNDARIES + 2 * boundary + (what == 'gradient'))
+
+    def send(self, arrays: Sequence[Any], rank: int, tag: int = ANY) -> int:
+        """Starts to send and returns at once, with the number of bytes.
+
+        NumPy arrays must not be changed before :meth:`flush`.  Raises
+        TypeError as :func:`describe`; nothing was sent then.
+        """
+        specs = describe(arrays)
+        wires = [_wire(array, spec) for array, spec in zip(
+            arrays, specs, strict=True) if spec and array.size]
+        header = self._header(tag)
+        for request in [
+                HeldRequest(self._comm.isend(specs, rank, header)),
+                *[HeldRequest(self._comm.Isend([wire, MPI.BYTE], rank,
+                                               header + 1), wire)
+                  for wire in wires]]:
+            self._leaving.append((request, self._world[rank]))
+        _are_done(self._leaving)
+        return sum(wire.nbytes for wire in wires)
+
+    def flush(self) -> None:
+        """Waits until all that was sent has left; arrays may be changed then.
+        """
+        if not _are_done(self._leaving):
+            with waiting(lambda: [
+                    Wait(f'rank {rank} to take what was sent', (rank,))
+                    for _, rank in [*self._leaving][:1]]):
+                self._wait(lambda: _are_done(self._leaving))
+
+    def receive(self, rank: int, tag: int = ANY, what: Callable[
+            [int], str] = 'a message from rank {}'.format) -> tuple[Any, ...]:
+        """Waits for the next transfer; its arrays.
+
+        They keep the order of their axes in memory.  ``what`` says what is
+        waited for, from this rank of all, where a job stalls.
+        """
+        end, world = (rank, tag), self._world[rank]
+        with waiting(lambda: [Wait(what(world), (world,))]):
+            self._wait(lambda: self._look(end))
+            found, requests = self._coming[end]
+            self._wait(lambda: _are_done(requests))
+        self._coming[end] = None
+        return tuple([spec and _read(wire, spec, self._xp_of(tag))
+                      for spec, wire in found])
+
+    @contextlib.contextmanager
+    def moving(self, device: Any) -> Iterator[None]:
+        """A block in which messages move while this rank computes.
+
+        One transfer from each end is received ahead, to memory of Chainer's
+        ``device``, as a GPU is current in one thread only.
+        """
+        if self.size == 1 or not self._shared.far or (
+                MPI.Query_thread() < MPI.THREAD_MULTIPLE):
+            yield
+            return
+        done = threading.Event()
+
+        def move() -> None:
+            with chainer.using_device(device):
+                while not done.wait(_PERIOD):
+                    self._comm.Iprobe(MPI.ANY_SOURCE, self._header(_FAILURE))
                     try:
-                        receiver.look()
+                        for end in [*self._coming]:
+                            self._look(end)
                     except BaseException as error:
-                        receiver.error = error  # raised where it is received
+                        self._error = error     # raised where it is received
                         return
-    thread = threading.Thread(target=look, name='MPI progress', daemon=True)
-    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        done.set()
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+        thread = threading.Thread(target=move, name='MPI progress',
+                                  daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
+    def fail(self, text: str) -> None:
+        """Tells all ranks that this one cannot go on."""
+        for rank in {*range(self.size)} - {self.rank}:
+            keep_forever(self._comm.isend(text, rank, self._header(_FAILURE)))
+
+    def spoil(self) -> None:
+        """Has the communicator never freed; on all ranks of a failed step."""
+        if self.size > 1:
+            self._shared.spoilt = True
+
+    def _header(self, tag: int) -> int:
+        """MPI's tag of descriptions; the next is that of their arrays."""
+        return 2 * (self._tag + tag)
+
+    def _xp_of(self, tag: int) -> Any:
+        return numpy if tag == BATCH else self._xp
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        comm, status = self._comm, MPI.Status()
+        failure = self._header(_FAILURE)
+
+        def done_or_failed() -> bool:
+            if done():
+                return True
+            if comm.Iprobe(MPI.ANY_SOURCE, failure, status):
+                raise RemoteError(comm.recv(None, status.source, failure))
+            return False
+        wait_until(done_or_failed)
+
+    def _look(self, end: tuple[int, int]) -> bool:
+        """Whether a transfer is coming, which this starts to receive."""
+        if self._error is not None:
+            raise self._error
+        rank, tag = end
+        header = self._header(tag)
+        with self._lock:        # of a rank's own thread and of `moving`
+            if self._coming.setdefault(end) is None and (
+                    self._comm.Iprobe(rank, header)):
+                found = [(spec, empty_wire(
+                    self._xp_of(tag), math.prod(spec.shape), spec.dtype)
+                    if spec and 0 not in spec.shape else None)
+                    for spec in self._comm.recv(None, rank, header)]
+                self._coming[end] = found, deque([(HeldRequest(
+                    self._comm.Irecv([wire.view(numpy.uint8), MPI.BYTE], rank,
+                                     header + 1), wire), rank)
+                    for _, wire in found if wire is not None])
+        return self._coming[end] is not None
+
+
+def _are_done(requests: deque[tuple[HeldRequest, int]]) -> bool:
+    """Whether all are; those that are go."""
+    while requests and requests[0][0].test():
+        requests.popleft()
+    return not requests
+
+
+# --- arrays ------------------------------------------------------------------
 
 class _Spec(NamedTuple):
     """How an array is sent, with its axes as they lie in memory.
@@ -76,7 +230,7 @@ class _Spec(NamedTuple):
     Sums over an array are rounded in that order.
     """
 
-    dtype: str                      # as of numpy.dtype.str
+    dtype: Any
     shape: tuple[int, ...]
     axes: tuple[int, ...] | None    # in this order; None: as in C
     #: With what is repeated, as by ``broadcast_to``; None: nothing is.
@@ -88,129 +242,21 @@ def describe(arrays: Sequence[Any]) -> list[_Spec | None]:
 
     Raises TypeError if one is no array of plain numbers, text or bytes.
     """
-    return [None if array is None else _spec(array, number)
-            for number, array in enumerate(arrays)]
+    return [None if array is None else _spec(array) for array in arrays]
 
 
-class _End:
-    """One end of a channel to the rank ``peer``, of those with this tag.
-
-    ``wait`` waits until a function returns a true value; ``world_peer`` is the
-    rank of the other end in ``MPI.COMM_WORLD``.
-    """
-
-    def __init__(self, comm: MPI.Comm, peer: int, tag: int,
-                 wait: Callable[[Callable[[], bool]], object] = wait_until
-                 ) -> None:
-        self._comm, self._peer, self._wait = comm, peer, wait
-        self._first_tag = TAGS * tag
-        self.world_peer = world_ranks(comm)[peer]
-
-
-class Sender(_End):
-    """Sends tuples of arrays to the :class:`Receiver` of another rank."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._leaving: deque[HeldRequest] = deque()
-
-    def send(self, arrays: Sequence[Any]) -> int:
-        """Starts to send and returns at once, with the number of bytes.
-
-        NumPy arrays must not be changed before :meth:`flush`.  Raises
-        TypeError as :func:`describe`; nothing was sent then.
-        """
-        specs = describe(arrays)
-        wires = [_wire(array, spec) for array, spec in zip(
-            arrays, specs, strict=True) if spec and array.size]
-        self._leaving.append(HeldRequest(self._comm.isend(
-            specs, self._peer, self._first_tag + _HEADER)))
-        self._leaving.extend([HeldRequest(self._comm.Isend(
-            [wire, MPI.BYTE], self._peer, self._first_tag + _ARRAYS), wire)
-            for wire in wires])
-        _are_done(self._leaving)
-        return sum(wire.nbytes for wire in wires)
-
-    def flush(self) -> None:
-        """Waits until all that was sent has left; arrays may be changed then.
-        """
-        if not _are_done(self._leaving):
-            with waiting(lambda: [Wait(
-                    f'rank {self.world_peer} to take what was sent',
-                    (self.world_peer,))]):
-                self._wait(lambda: _are_done(self._leaving))
-
-
-class Receiver(_End):
-    """Receives what the :class:`Sender` of another rank sends.
-
-    ``xp`` says of which kind the arrays shall be, ``numpy`` or ``cupy``.
-    """
-
-    def __init__(self, *args: Any, xp: Any = numpy, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._xp, self._lock = xp, threading.Lock()
-        self._coming: Any = None        # what :meth:`_post` gave
-        self.error: BaseException | None = None     # of a thread
-
-    def look(self) -> bool:
-        """Whether the next transfer is coming, which this starts to receive.
-        """
-        if self.error is not None:
-            raise self.error
-        header = self._peer, self._first_tag + _HEADER
-        with self._lock:        # of a rank's own thread and of `moving`
-            if self._coming is None and self._comm.Iprobe(*header):
-                self._coming = self._post(self._comm.recv(None, *header))
-        return self._coming is not None
-
-    def receive(self, what: Callable[[], str] | None = None
-                ) -> tuple[Any, ...]:
-        """Waits for the next transfer; its arrays.
-
-        They keep the order of their axes in memory.  ``what`` says what is
-        waited for, where a job stalls.
-        """
-        with waiting(lambda: [Wait(
-                what() if what else f'a message from rank {self.world_peer}',
-                (self.world_peer,))]):
-            self._wait(self.look)
-            found, requests = self._coming
-            self._wait(lambda: _are_done(requests))
-        self._coming = None
-        return tuple([spec and _read(wire, spec, self._xp)
-                      for spec, wire in found])
-
-    def _post(self, specs: list[_Spec | None]) -> tuple[
-            list[tuple[_Spec | None, Any]], deque[HeldRequest]]:
-        """Starts to receive a transfer into new memory, with its requests."""
-        found = [(spec, empty_wire(self._xp, math.prod(spec.shape), spec.dtype)
-                  if spec and 0 not in spec.shape else None) for spec in specs]
-        return found, deque(HeldRequest(self._comm.Irecv(
-            [wire.view(numpy.uint8), MPI.BYTE], self._peer,
-            self._first_tag + _ARRAYS), wire)
-            for _, wire in found if wire is not None)
-
-
-def _are_done(requests: deque[HeldRequest]) -> bool:
-    """Whether all are; those that are go."""
-    while requests and requests[0].test():
-        requests.popleft()
-    return not requests
-
-
-def _spec(array: Any, number: int) -> _Spec:
-    if not hasattr(array, 'flags'):
+def _spec(array: Any) -> _Spec:
+    dtype = getattr(array, 'dtype', None)
+    if dtype is None or dtype.hasobject:
         raise TypeError(
-            f'array {number} of a message is of type '
-            f'{type(array).__name__}; expected NumPy or CuPy arrays and '
-            'None')
+            f'a {type(array).__name__} of dtype {dtype} cannot be sent to '
+            'another rank; convert it to an array of plain numbers')
     if array.flags.c_contiguous:
-        return _Spec(_name(array.dtype), array.shape, None)
+        return _Spec(dtype, array.shape, None)
     axes = sorted(range(array.ndim),
                   key=lambda axis: -abs(array.strides[axis]))
     once = _once(array)
-    return _Spec(_name(array.dtype), once.transpose(axes).shape, tuple(axes),
+    return _Spec(dtype, once.transpose(axes).shape, tuple(axes),
                  None if once.shape == array.shape else array.shape)
 
 
@@ -218,15 +264,6 @@ def _once(array: Any) -> Any:
     """An array without what is repeated, as by ``broadcast_to``."""
     return array[tuple([slice(None if stride else 1)
                         for stride in array.strides])]
-
-
-@functools.lru_cache(256)
-def _name(dtype: numpy.dtype) -> str:
-    if dtype.hasobject or numpy.dtype(dtype.str) != dtype:
-        raise TypeError(
-            f'arrays of dtype {dtype} cannot be sent to another rank; '
-            'convert them to one of plain numbers')
-    return dtype.str
 
 
 def _wire(array: Any, spec: _Spec) -> numpy.ndarray:

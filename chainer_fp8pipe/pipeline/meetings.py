@@ -45,8 +45,8 @@ class Meetings:
         self.broken = ''        # what has failed after it had begun
         # The error that a block of `noting` has caught on this rank.
         self.error: BaseException | None = None
+        self.all_know = False       # of the error that is raised
         self._meetings: dict[int, Meeting] = {}
-        self._all_know = False      # of the error that is raised
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
@@ -56,12 +56,6 @@ class Meetings:
         except BaseException as error:
             self.error = self.error or error
 
-    def must_go_on(self) -> None:
-        """Raises ValueError if something has failed after it had begun."""
-        if self.broken:
-            raise ValueError('these ranks failed before '
-                             f'({self.broken}); make a new updater')
-
     def open(self, comm: MPI.Comm, entries: Mapping[str, str],
              value: Any = None) -> list[Any]:
         """The first meeting of a step; the values of all ranks.
@@ -69,7 +63,7 @@ class Meetings:
         If something has failed on a rank, or entries differ, it raises
         ValueError on all of them; or the error itself, if it is no Exception.
         """
-        error, self.error, self._all_know = self.error, None, False
+        error, self.error, self.all_know = self.error, None, False
         text = '' if error is None else (
             str(error) if str(error) and type(error) in (
                 ValueError, NotTraced) else f'{type(error).__name__}: {error}')
@@ -93,48 +87,37 @@ class Meetings:
             self._break(comm, texts)
         return list(values)
 
-    @contextlib.contextmanager
-    def failing_together(self, comm: MPI.Comm, give_up: Callable[[str], object]
-              ) -> Iterator[None]:
-        """A block that may fail on this rank alone, up to its meeting.
+    def fail(self, comm: MPI.Comm, error: BaseException) -> None:
+        """Says in a later meeting that this rank has failed, by this error.
 
-        The others hear of it there, and raise :class:`RemoteError`.
-        ``give_up`` is told what happened here, and makes ranks that wait for
-        this one fail, too.
+        It raises :class:`RemoteError` where that only repeats what another
+        rank has said.
         """
-        self._all_know = False
+        is_own = not isinstance(error, RemoteError)
+        if is_own:
+            show_traceback(comm)
+        texts, _ = zip(*self._exchange(comm, (
+            str(error) or type(error).__name__ if is_own else ' ', None)),
+            strict=True)
         try:
-            yield
-        except BaseException as error:      # the others wait for this rank
-            if not self._all_know:
-                give_up(str(error))
-                is_own = not isinstance(error, RemoteError)
-                if is_own:
-                    show_traceback(comm)
-                # What only repeats the others' words is not said again.
-                everyone = self._exchange(comm, (
-                    str(error) or type(error).__name__ if is_own else ' ',
-                    None))
-                with contextlib.suppress(RemoteError):
-                    self._break(comm, [text for text, _ in everyone])
-                if not is_own:
-                    raise RemoteError(self.broken) from error
-            raise
+            self._break(comm, texts)
+        except RemoteError as together:
+            if not is_own:
+                raise together from error
 
     def add(self, number: float) -> float:
         """Sums a number over all ranks, which is a :meth:`meet`."""
         return float(numpy.sum(self.meet(self.comm, number)))
 
     def _exchange(self, comm: MPI.Comm, what: tuple) -> list[Any]:
-        if id(comm) not in self._meetings:
-            self._meetings[id(comm)] = Meeting(comm)
+        meeting = self._meetings.setdefault(id(comm), Meeting(comm))
         with self._waits():
-            return self._meetings[id(comm)].say(what)
+            return meeting.say(what)
 
     def _break(self, comm: MPI.Comm, texts: Any) -> NoReturn:
         # Messages of the failed step may still be on their way, or some
         # ranks have been updated.
-        self._all_know = True
+        self.all_know = True
         ranks = comm.Get_group().Translate_ranks(None, self.comm.Get_group())
         self.broken = '; '.join(
             f'rank {rank}: {text}' for rank, text
@@ -290,9 +273,9 @@ def tied_gradients(stage: int, ties: Mapping[int, tuple[int, ...]],
         for parameter, home, *others in tied:
             for other in others if home == stage else [home]:
                 if (home == stage) != to_home:
-                    channels.sender(other).send((parameter.grad,))
+                    channels.send((parameter.grad,), other)
                     continue
-                gradient, = channels.receiver(other).receive()
+                gradient, = channels.receive(other)
                 if parameter.grad is None or not to_home:
                     parameter.grad = gradient
                 elif gradient is not None:

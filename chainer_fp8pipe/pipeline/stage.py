@@ -4,9 +4,6 @@
 # and gives arrays and a `Tape` for the way back, whether it is some calls of a
 # Chain or some layers of a `Divisible`.  The graph is cut between parts.
 #
-# Sends do not wait.  A rank that fails tells all others, whatever they wait
-# for.
-#
 # A chunk that recomputes keeps the inputs of a micro-batch only, and runs
 # forward again before backward (Griewank and Walther, Algorithm 799; Chen et
 # al. 2016, where it is called checkpointing of activations).  Only functions
@@ -14,20 +11,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import chainer
-import numpy
-from mpi4py import MPI
 
 from ..intercept.function_calls import hold, unchecked
-from ..mpi.finalizing import keep_forever
-from ..mpi.ranks import nodes_of, once
-from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .backprop import Arrays, GradientSums, Tape
-from .channel import TAGS, Receiver, RemoteError, Sender, moving
+from .channel import Channels
 from .layers import blame
 from .means import BatchStatistics, MeanLoss
 from .randomness import Place
@@ -44,112 +36,6 @@ class Part(Protocol):
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
         """Runs forward; the tape for backward, and the outputs."""
-
-
-class _Shared:
-    """The communicator that all pipelines on one communicator share."""
-
-    def __init__(self, comm: MPI.Comm) -> None:
-        self.comm, self.far = comm, len(set(nodes_of(comm))) > 1
-        self.tags = 0       # the next unused one
-        self.spoilt = False
-
-    def free(self) -> None:
-        # MPI gives the numbers of freed communicators to new ones, which
-        # would receive what a failed step has left under way.
-        if not self.spoilt:
-            self.comm.Free()
-
-
-#: Tags of arrays from any rank to any other, of batches, and of failures.
-#: Then come two for each boundary: of activations and of gradients.
-ANY, BATCH, _FAILURE, _BOUNDARIES = range(4)
-
-
-class Channels:
-    """Senders and receivers of one rank, to all ranks of a pipeline.
-
-    Boundary b lies between chunks b and b + 1.  Who waits for a message of any
-    rank raises :class:`RemoteError` as soon as one has failed.
-
-    Args:
-        comm: The ranks of one pipeline.  All channels get tags of their own:
-            no message that earlier ones left under way can arrive here.
-        last: Number of the pipeline's last chunk.
-        xp: ``numpy`` or ``cupy``: where received arrays lie.
-    """
-
-    def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
-        self.size, self.rank, self._xp = comm.size, comm.rank, xp
-        self._ends: dict[tuple[Any, int, int], Any] = {}
-        if comm.size > 1:
-            # Apart from whatever else is sent there.
-            self._shared = shared = once(comm, 'channels',
-                                         lambda: _Shared(comm.Dup()))
-            self._tag, shared.tags = shared.tags, (
-                shared.tags + _BOUNDARIES + 2 * last)
-            self._failure = TAGS * (self._tag + _FAILURE)
-
-    def sender(self, rank: int, tag: int = ANY) -> Sender:
-        """The one to a rank."""
-        return self._end(Sender, rank, tag)
-
-    def receiver(self, rank: int, tag: int = ANY) -> Receiver:
-        """The one from a rank; batches stay in the host's memory."""
-        return self._end(Receiver, rank, tag,
-                         xp=numpy if tag == BATCH else self._xp)
-
-    def crossing(self, sends: bool, what: str, boundary: int) -> Any:
-        """The end of a boundary that is here, for activation or gradient."""
-        is_after = sends == (what == 'activation')
-        return (self.sender if sends else self.receiver)(
-            (boundary + is_after) % self.size,
-            _BOUNDARIES + 2 * boundary + (what == 'gradient'))
-
-    def _end(self, kind: Any, rank: int, tag: int, **options: Any) -> Any:
-        key = kind, rank, tag
-        if key not in self._ends:
-            self._ends[key] = kind(self._shared.comm, rank, self._tag + tag,
-                                   self._wait, **options)
-        return self._ends[key]
-
-    def moving(self, device: Any) -> contextlib.AbstractContextManager[None]:
-        """A block in which messages move while this rank computes.
-
-        They come to memory of Chainer's ``device``.
-        """
-        return moving(lambda: [
-            end for end in [*self._ends.values()] if isinstance(end, Receiver)
-        ], lambda: chainer.using_device(device)
-        ) if self.size > 1 and self._shared.far else _NO_BLOCK
-
-    def flush(self) -> None:
-        """Waits until all that was sent has left."""
-        for end in self._ends.values():
-            if isinstance(end, Sender):
-                end.flush()
-
-    def fail(self, text: str) -> None:
-        """Tells all ranks that this one cannot go on."""
-        for rank in {*range(self.size)} - {self.rank}:
-            keep_forever(self._shared.comm.isend(text, rank, self._failure))
-
-    def spoil(self) -> None:
-        """Has the communicator never freed; on all ranks of a failed step."""
-        if self.size > 1:
-            self._shared.spoilt = True
-
-    def _wait(self, done: Callable[[], bool]) -> None:
-        comm, status = self._shared.comm, MPI.Status()
-
-        def done_or_failed() -> bool:
-            if done():
-                return True
-            if comm.Iprobe(MPI.ANY_SOURCE, self._failure, status):
-                raise RemoteError(comm.recv(None, status.source,
-                                            self._failure))
-            return False
-        wait_until(done_or_failed)
 
 
 class Stage:
@@ -274,26 +160,28 @@ class Stage:
     def _take(self, what: str, micro_batch: int, number: int, boundary: int
               ) -> Arrays:
         """What a chunk needs of what has crossed a boundary."""
-        if self.channels.size == 1 or boundary < 0:
+        channels = self.channels
+        if channels.size == 1 or boundary < 0:
             return self._kept.pop((what, micro_batch, boundary))
         with self._events.section('receive', micro_batch, number):
-            end = self.channels.crossing(False, what, boundary)
-            return end.receive(lambda: (
-                ('its input' if what == 'activation'
-                 else 'the gradient of its output')
-                + f' from rank {end.world_peer}, in stage '
-                f'{self.channels.rank}, '
-                f'micro-batch {micro_batch}'))
+            return channels.receive(
+                *channels.crossing(False, what, boundary),
+                lambda rank: ('its input' if what == 'activation'
+                              else 'the gradient of its output')
+                + f' from rank {rank}, in stage {channels.rank}, '
+                f'micro-batch {micro_batch}')
 
     def _give(self, what: str, micro_batch: int, number: int, boundary: int,
               arrays: Arrays) -> None:
         """Hands on what a chunk has made, to where it is needed."""
-        if self.channels.size == 1 or boundary == self._last:
+        channels = self.channels
+        if channels.size == 1 or boundary == self._last:
             self._kept[what, micro_batch, boundary] = arrays
             return
         with self._events.section('send', micro_batch, number):
             self._events.carried(
-                self.channels.crossing(True, what, boundary).send(arrays),
+                channels.send(arrays, *channels.crossing(
+                    True, what, boundary)),
                 sum(getattr(array, 'nbytes', 0) for array in arrays))
 
 

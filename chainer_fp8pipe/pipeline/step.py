@@ -9,11 +9,11 @@
 #   meeting 3     all have been updated
 #
 # Evaluation and prediction are the same without backward and update.  These
-# three are the only collective calls; replicas exchange gradients and two
-# numbers more.  Between two meetings a rank may fail anywhere:
-# `Meetings.failing_together` tells the others, and gives up the channels, for
-# which they may be waiting.  Ranks of a Chain record the micro-batches before
-# the first meeting, as what a model calls may depend on the batch.
+# three are the only collective calls; replicas exchange gradients and a number
+# more.  Between two meetings a rank may fail anywhere: it says so in the next
+# one, and gives up the channels, for which others may be waiting.  Ranks of a
+# Chain record the micro-batches before the first meeting, as what a model
+# calls may depend on the batch.
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +37,7 @@ from ..mpi.world import enter_world
 from ..report.stream import stream_of
 from .adapter import Adapter, Batch, adapter_of, samples_of
 from .backprop import Arrays
-from .channel import describe
+from .channel import BATCH, Channels, describe
 from .layers import blame
 from .means import means, variables
 from .meetings import (
@@ -49,13 +49,8 @@ from .meetings import (
     tied_gradients,
 )
 from .randomness import Place, preserved
-from .schedules import (
-    Schedule,
-    bounds,
-    make_schedule,
-    recomputed,
-)
-from .stage import BATCH, Channels, Stage
+from .schedules import Schedule, bounds, make_schedule, recomputed
+from .stage import Stage
 
 
 class Pipeline:
@@ -211,67 +206,41 @@ class Pipeline:
         Returns its result and the batch, which ``read`` gave on some rank.
         """
         with self._channels.moving(self._model.device):
-            batch = self._open(step, read, method)
-            return self._carry_out(step, batch), batch
+            batch, total = self._open(step, read, method)
+            with self._failing_together(step):
+                return self._carry_out(step, batch, total), batch
 
-    def _carry_out(self, step: str, batch: Batch) -> Any:
+    def _carry_out(self, step: str, batch: Batch, total: float) -> Any:
         """What follows the first meeting; the result."""
-        comm, adapter = self._comm(step), self._adapter
-        problem, self._meetings.error = self._meetings.error, None
-        if step != 'train' and isinstance(problem, NotTraced):
-            adapter.forget(step)
-            raise problem                       # on all ranks
-        with self._failing_together(step):
-            outputs = self._compute(step, batch, problem)
-            joined: Arrays = ()
-            if step == 'predict' and self._is_last:
-                with blame(lambda: 'the output', 0):
-                    joined = adapter.joined(outputs, batch.sizes)
-                    describe(joined)            # or it could not be sent
-            everyone = self._meetings.meet(
-                comm, None if step == 'predict' else adapter.reported())
-        with self._failing_together(step):
-            self._channels.flush()
-            adapter.end()
-            result: Any = (
-                self._update(everyone) if step == 'train'
-                else adapter.report(means(everyone), {})
-                if step == 'evaluate'
-                else self._hand_out(joined))
-            self._meetings.meet(comm)
-        return result
-
-    def _compute(self, step: str, batch: Batch,
-                 problem: BaseException | None) -> list[Arrays]:
-        """The schedule; the last chunk's outputs, if a prediction wants them.
-        """
-        train, adapter = step == 'train', self._adapter
-        weights: list[float] = []
-        try:
-            if train:
-                self._model.cleargrads()
-            if problem is not None:
-                raise problem
-            inputs, weights = adapter.scatter(step, batch)
-        finally:        # the other replicas' last stages wait for it
-            total = sum(weights)
-            if train and self._is_last and self.grid.replicas > 1:
-                with self._waits():
-                    # The mean over replicas divides once more.
-                    total = (self.grid.data.allreduce(total)
-                             / self.grid.replicas)
+        comm, adapter, train = self._comm(step), self._adapter, step == 'train'
         scale = self.optimizer._loss_scale if train else None
-        adapter.mean.begin(weights, total, scale)
-        schedule = self.schedule if train else make_schedule(
-            'forward', self.grid.stages, len(batch.sizes),
-            self.schedule.chunks)
+        if train:
+            self._model.cleargrads()
+        adapter.mean.begin(adapter.weights, total, scale)
         with _mode(step):
             outputs = self._stage.run(
-                schedule, inputs, self._places(batch),
+                self.schedule if train else make_schedule(
+                    'forward', self.grid.stages, len(batch.sizes),
+                    self.schedule.chunks),
+                adapter.scatter(batch), self._places(batch),
                 None if step == 'predict' else adapter.mean, train)
         if train:
             self._stage.finish(scale)
-        return outputs
+        joined: Arrays = ()
+        if step == 'predict' and self._is_last:
+            with blame(lambda: 'the output', 0):
+                joined = adapter.joined(outputs, batch.sizes)
+                describe(joined)            # or it could not be sent
+        everyone = self._meetings.meet(
+            comm, None if step == 'predict' else adapter.reported())
+        self._channels.flush()
+        adapter.end()
+        result: Any = (
+            self._update(everyone) if train
+            else adapter.report(means(everyone), {}) if step == 'evaluate'
+            else self._hand_out(joined))
+        self._meetings.meet(comm)
+        return result
 
     def _update(self, everyone: list[Any]) -> dict[str, Any]:
         """Exchange, reports and update.
@@ -303,37 +272,46 @@ class Pipeline:
         """The last stage's outputs, to all."""
         last = self.grid.stages - 1
         if not self._is_last:
-            outputs = self._channels.receiver(last).receive()
+            outputs = self._channels.receive(last)
         for rank in range(last * self._is_last):
-            self._channels.sender(rank).send(outputs)
+            self._channels.send(outputs, rank)
         self._channels.flush()
         return self._adapter.formed(outputs)
 
     @contextlib.contextmanager
     def _failing_together(self, step: str) -> Iterator[None]:
-        """As :meth:`.Meetings.failing_together`, for a part of a step.
+        """A block that may fail on this rank alone, up to its next meeting.
 
-        One that does not train has changed nothing: what follows it has new
-        channels, which nothing of it can reach.
+        The others hear of it there, or where they wait for this one, and raise
+        :class:`RemoteError`.  What does not train has changed nothing: what
+        follows it has new channels, which nothing of it can reach.
         """
-        def tell(text: str) -> None:
-            self._channels.fail(text)
-            if step == 'train':     # ranks may normalise with this one
-                for group in {group for link in self._model.links()
-                              if isinstance(group := vars(link).get('group'),
-                                            Group)}:
-                    group.give_up(text)
-            self._stage.forget()
-            self._adapter.forget(step)
+        meetings = self._meetings
         try:
-            with self._meetings.failing_together(self._comm(step), tell):
-                yield
-        except BaseException:       # on all ranks
-            self._channels.spoil()
-            if step != 'train':
-                self._meetings.broken = ''
-                self._channels = self._stage.channels = self._new_channels()
-            raise
+            yield
+        except BaseException as error:      # on all ranks
+            try:
+                if not meetings.all_know:
+                    self._give_up(step, str(error))
+                    meetings.fail(self._comm(step), error)
+                raise
+            finally:
+                self._channels.spoil()
+                if step != 'train':
+                    meetings.broken = ''
+                    self._channels = self._stage.channels = (
+                        self._new_channels())
+
+    def _give_up(self, step: str, text: str) -> None:
+        """Makes ranks that wait for this one fail, too."""
+        self._channels.fail(text)
+        if step == 'train':         # ranks may normalise with this one
+            for group in {group for link in self._model.links()
+                          if isinstance(group := vars(link).get('group'),
+                                        Group)}:
+                group.give_up(text)
+        self._stage.forget()
+        self._adapter.forget(step)
 
     # --- before a step ------------------------------------------------------
 
@@ -342,14 +320,13 @@ class Pipeline:
         return self.grid.comm if step == 'train' else self.grid.pipeline
 
     def _open(self, step: str, read: Callable[[], Batch], method: str | None
-              ) -> Batch:
-        """All ranks learn what the first stage has read, or that it failed.
+              ) -> tuple[Batch, float]:
+        """The first meeting, where all hear what has failed anywhere.
 
-        An error that all ranks of this pipeline have found in the batch is
-        noted; other pipelines hear of it in the next meeting.  Any other one,
-        or a difference between ranks, is raised on all of them.
+        Returns the batch that the first stage has read, and the sum of all
+        weights in the loss, by replica.
         """
-        grid, meetings = self.grid, self._meetings
+        grid, meetings, adapter = self.grid, self._meetings, self._adapter
         batch, mine, value = Batch(step=step), {}, None
         with meetings.noting():
             mine = self._settings(step, method)
@@ -360,23 +337,31 @@ class Pipeline:
                 batch = self._pass_on(batch)
         if meetings.error is None and batch.sizes:
             with meetings.noting():
-                value = self._rehearse(step, batch)
+                value = self._rehearse(step, batch), sum(adapter.weights)
         comm = self._comm(batch.step)
         try:
             heard = meetings.open(comm, {
                 'the step': (batch.step
                              + ' although the data have ended' * batch.ended),
                 **mine}, value)
+            if batch.ended:
+                raise StopIteration
+            pipelines = [heard] if comm is grid.pipeline else [
+                [heard[ranks[replica]] for ranks in grid.ranks]
+                for replica in range(grid.replicas)]
+            differ = [any(one != said[0][0] for one, _ in said)
+                      for said in pipelines]
+            if any(differ):
+                if differ[-1 if len(differ) == 1 else grid.replica_index]:
+                    adapter.explain()
+                raise NotTraced(
+                    'the ranks of a pipeline have recorded other calls, which '
+                    'must not depend on the rank')
         except BaseException:
-            self._adapter.undo()
+            adapter.undo()
             raise
-        if batch.ended:
-            raise StopIteration
-        if comm is not grid.pipeline:
-            heard = [heard[ranks[grid.replica_index]] for ranks in grid.ranks]
-        with meetings.noting(), _mode(step):
-            self._adapter.prepare(step, batch, heard)
-        return batch
+        # The mean over replicas divides once more.
+        return batch, sum(said[-1][1] for said in pipelines) / len(pipelines)
 
     def _settings(self, step: str, method: str | None) -> dict[str, str]:
         """What else must be the same on all ranks."""
@@ -387,7 +372,9 @@ class Pipeline:
                      **decisions(optimizer, grid.stages, grid.replicas)}
         elif step == 'predict':
             found = {'the method that predicts': self._adapter.choose(method)}
-        self._meetings.must_go_on()     # other replicas may not know
+        if self._meetings.broken:       # other replicas may not know
+            raise ValueError('these ranks failed before '
+                             f'({self._meetings.broken}); make a new updater')
         return found
 
     def _rehearse(self, step: str, batch: Batch) -> Any:
@@ -439,28 +426,28 @@ class Pipeline:
 
     def _pass_on(self, batch: Batch) -> Batch:
         """The batch, from each stage to the next; a target, to the last."""
-        rank, receive = self.grid.stage_index, None
-        send = ((lambda arrays: None) if self._is_last
-                else self._channels.sender(rank + 1, BATCH).send)
-        if rank == 0:
-            message: Arrays = (numpy.frombuffer(_words(batch), numpy.uint8),)
-        else:
-            receive = self._channels.receiver(rank - 1, BATCH).receive
-            message = receive()
-            batch = pickle.loads(message[0].tobytes())
-        send(message)
-        for number in range(len(batch.trees)):
-            if receive is not None:
-                batch.parts.append(list(receive()))
-            send(batch.parts[number])
-        if batch.target is not None and self._is_last != (rank == 0):
+        channels, rank = self._channels, self.grid.stage_index
+        last = self.grid.stages - 1
+
+        def handed_on(arrays: Any) -> Any:
+            if rank > 0:
+                arrays = channels.receive(rank - 1, BATCH)
+            if rank < last:
+                channels.send(arrays, rank + 1, BATCH)
+            return arrays
+        words, = handed_on(
+            None if rank else (numpy.frombuffer(_words(batch), numpy.uint8),))
+        if rank > 0:
+            batch = pickle.loads(words.tobytes())
+        parts = [list(handed_on(None if rank else batch.parts[number]))
+                 for number in range(len(batch.trees))]
+        if batch.target is not None and last > 0 and rank in (0, last):
             if rank == 0:
-                last = self.grid.stages - 1
-                self._channels.sender(last, BATCH).send((batch.target,))
+                channels.send((batch.target,), last, BATCH)
             else:
-                target, = self._channels.receiver(0, BATCH).receive()
+                target, = channels.receive(0, BATCH)
                 batch = batch._replace(target=target)
-        return batch
+        return batch._replace(parts=parts or batch.parts)
 
     def _places(self, batch: Batch) -> list[Place]:
         iteration = self.iteration if batch.step == 'train' else 0

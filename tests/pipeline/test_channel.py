@@ -5,13 +5,12 @@ import threading
 from unittest import mock
 
 from chainer_fp8pipe.pipeline.channel import (
-    Receiver,
+    Channels,
     RemoteError,
-    Sender,
     describe,
-    moving,
 )
 
+import chainer
 import numpy
 import pytest
 from hypothesis import Phase, given, settings
@@ -21,14 +20,7 @@ from tests.codecs import fake_cupy
 from tests.images.processes import eventually
 from tests.ranks import on_ranks
 
-TAGS = itertools.count()        # a receive may stay posted for ever
 BIG = 2 ** 20       # float64 numbers; far more than MPI sends unasked
-
-
-def channel(comm):
-    """To and from the next rank of two, under a tag of their own."""
-    other, tag = 1 - comm.rank, next(TAGS)
-    return Sender(comm, other, tag), Receiver(comm, other, tag)
 
 
 def take_all(comm):
@@ -98,26 +90,27 @@ def exchange(comm, plans, eager, looks):
 
     The receiver looks for one before it wants it, or not.
     """
-    sender, receiver = channel(comm)
-    mine, other = plans[comm.rank], plans[1 - comm.rank]
+    channels, peer = Channels(comm, 0), 1 - comm.rank
+    mine, other = plans[comm.rank], plans[peer]
     for step in range(max(len(mine), len(other))):
         out = mine[step] if step < len(mine) else []
         into = other[step] if step < len(other) else []
         if not eager:
             for number, transfer in enumerate(out):
-                sender.send(make(transfer, number))
+                channels.send(make(transfer, number), peer)
         comm.Barrier()
         if looks:
-            receiver.look()
+            channels._look((peer, 0))
         for number in range(max(len(into), len(out))):
             if eager and number < len(out):
-                sender.send(make(out[number], number))
+                channels.send(make(out[number], number), peer)
             if number < len(into):
-                assert_same(receiver.receive(), make(into[number], number))
+                assert_same(channels.receive(peer),
+                            make(into[number], number))
         comm.Barrier()
-        sender.flush()
+        channels.flush()
     comm.Barrier()
-    assert not comm.Iprobe()
+    assert not channels._comm.Iprobe()
 
 
 @given(st.tuples(STEPS, STEPS), st.booleans(), st.booleans())
@@ -142,11 +135,10 @@ def test_arrays_on_devices_and_hosts_arrive_where_they_shall(comm):
         for xp, sent in itertools.product(
                 (numpy, cupy),
                 (device, device, device[:1], [device[0], *host[1:]])):
-            sender, receiver = channel(comm)
-            receiver._xp = xp
+            channels = Channels(comm, 0, xp)
             for _ in range(4):
-                sender.send(sent)
-                found = receiver.receive()
+                channels.send(sent, 1 - comm.rank)
+                found = channels.receive(1 - comm.rank)
                 assert all(one is None or isinstance(one, xp.ndarray)
                            for one in found)
                 for one, other in zip(found, host, strict=False):
@@ -154,110 +146,97 @@ def test_arrays_on_devices_and_hosts_arrive_where_they_shall(comm):
                         one = one if xp is numpy else one.get()
                         assert one.dtype == other.dtype
                         numpy.testing.assert_array_equal(one, other)
-            sender.flush()
+            channels.flush()
 
 
 # --- failures ----------------------------------------------------------------
 
 @on_ranks(2)
-def test_who_waits_asks_a_function_that_may_raise(comm):
-    """Of what a header or an array has not come yet, and of what was sent."""
-    asked = []
-
-    def wait(done):
-        while not done():
-            asked.append(1)
-            if len(asked) > 3:
-                raise RemoteError('the other rank failed')
+def test_who_waits_hears_that_another_rank_has_failed(comm):
+    """Of what has not come yet, and of what was sent."""
     alone = comm.Dup()
-    receiver = Receiver(alone, 1 - comm.rank, 0, wait=wait)
-    with pytest.raises(RemoteError, match='the other rank failed'):
-        receiver.receive()
-    comm.Barrier()              # nothing is sent while the other rank asks
+    channels = Channels(alone, 0)
     if comm.rank == 0:
-        sender = Sender(alone, 1, 0, wait=wait)
-        sender.send((numpy.ones(BIG),))
-        with pytest.raises(RemoteError, match='the other rank failed'):
-            sender.flush()
-        del sender
-    take_all(alone)
-    alone.Free()
+        channels.send((numpy.ones(BIG),), 1)
+    comm.Barrier()              # nothing else is sent while a rank waits
+    channels.fail('it is out of paper')
+    comm.Barrier()
+    with pytest.raises(RemoteError, match='out of paper'):
+        channels.flush() if comm.rank == 0 else channels.receive(0, 1)
+    channels.spoil()
+    take_all(channels._comm)
 
 
 @on_ranks(2)
-def test_a_channel_that_is_dropped_leaves_memory_to_mpi(comm):
+def test_channels_that_are_dropped_leave_memory_to_mpi(comm):
     """What was sent stays readable; nothing is received into freed memory."""
-    sender, receiver = channel(comm)
-    sender.send((numpy.ones(BIG),))
-    receiver.receive()
-    comm.Barrier()
-    del receiver
+    channels, peer = Channels(comm, 0), 1 - comm.rank
+    channels.send((numpy.ones(BIG),), peer)
+    channels.receive(peer)
     for _ in range(2):
-        sender.send((numpy.ones(BIG),))
-    del sender
-    take_all(comm)
+        channels.send((numpy.ones(BIG),), peer)
+    own = channels._comm
+    del channels
+    take_all(own)
 
 
 # --- bad input ---------------------------------------------------------------
 
 @on_ranks(2)
 def test_what_cannot_be_sent_is_not_sent_in_part(comm):
-    sender, receiver = channel(comm)
-    for bad, text in [((numpy.zeros(2, object),), 'dtype object cannot be'),
-                      ((numpy.zeros(2, [('a', 'f4')]),), 'cannot be sent'),
-                      ((numpy.zeros(3), 1.5), 'array 1 of .* float'),
-                      ((numpy.zeros(3), [1.5]), 'array 1 of .* list')]:
+    channels, peer = Channels(comm, 0), 1 - comm.rank
+    for bad, text in [((numpy.zeros(2, object),), 'of dtype object cannot be'),
+                      ((numpy.zeros(3), 1.5), 'a float of dtype None cannot'),
+                      ((numpy.zeros(3), [1.5]), 'a list of dtype None')]:
         with pytest.raises(TypeError, match=text):
-            sender.send(bad)
+            channels.send(bad, peer)
         with pytest.raises(TypeError, match=text):
             describe(bad)
-    sender.send((numpy.zeros(3),))
-    assert_same(receiver.receive(), (numpy.zeros(3),))
-    sender.flush()
+    sent = (numpy.zeros(3, [('a', 'f4'), ('b', 'i2')]),)
+    channels.send(sent, peer)
+    assert_same(channels.receive(peer), sent)
+    channels.flush()
 
 
 @on_ranks(2)
 def test_sums_over_what_arrives_have_the_senders_bits(comm):
     array = numpy.arange(12, dtype='f').reshape(3, 4)
+    channels = Channels(comm, 0)
     for sent in numpy.broadcast_to(array[:, None], (3, 5, 4)), array[::-1]:
         if comm.rank == 0:
-            sender = Sender(comm, 1, 0)
-            assert sender.send([sent]) == array.nbytes  # each number once
-            sender.flush()
+            assert channels.send([sent], 1) == array.nbytes  # each number once
+            channels.flush()
             continue
-        found, = Receiver(comm, 0, 0).receive()
+        found, = channels.receive(0)
         numpy.testing.assert_array_equal(found, sent)
         assert numpy.argsort(numpy.abs(found.strides)).tolist() == (
             numpy.argsort(numpy.abs(sent.strides)).tolist())
 
 
-@on_ranks(1)
+# --- beside ------------------------------------------------------------------
+
+@on_ranks(2)
 def test_an_error_beside_is_raised_where_it_is_received(comm):
-    receiver = Receiver(comm, 0, 0)
-    with mock.patch.object(
-            Receiver, 'look', side_effect=MemoryError('full')), moving(
-            lambda: [receiver], contextlib.nullcontext):
-        assert eventually(lambda: receiver.error)
-    with pytest.raises(MemoryError, match='full'):
-        receiver.receive()
-
-
-@on_ranks(1)
-def test_a_device_is_current_where_messages_move_beside(comm):
-    current = threading.local()
-    seen = []
+    """A GPU is current there, as on the rank's own thread."""
+    channels, current, seen = Channels(comm, 0), threading.local(), []
+    channels._shared.far = True         # as between nodes
 
     @contextlib.contextmanager
-    def on_device():
-        current.device = 'a GPU'
+    def using_device(device):
+        current.device = device
         yield
-        seen.append('left')
 
-    def look(receiver):
-        seen.append(getattr(current, 'device', None))
-    receiver = Receiver(comm, 0, 0)
-    with mock.patch.object(Receiver, 'look', look), moving(
-            lambda: [receiver], on_device):
-        assert eventually(lambda: seen)
-    assert {*seen[:-1]} == {'a GPU'}
-    assert seen[-1] == 'left'
+    def look(end):
+        seen.append(current.device)
+        raise MemoryError('full')
+    channels._coming[1 - comm.rank, 0] = None
+    try:
+        with mock.patch.object(channels, '_look', look), mock.patch.object(
+                chainer, 'using_device', using_device), channels.moving(
+                    'a GPU'):
+            assert eventually(lambda: channels._error)
+    finally:
+        channels._shared.far = False
+    assert seen == ['a GPU']
+    with pytest.raises(MemoryError, match='full'):
+        channels.receive(1 - comm.rank)

@@ -6,43 +6,43 @@ from tests.ranks import run_script
 # The rank that computes makes no call of MPI until it sees that the other
 # one is done.
 SCRIPT = '''
-import contextlib, pathlib, sys, time
-from chainer_fp8pipe.pipeline.channel import Receiver, Sender, moving
+import pathlib, sys, time
+from chainer_fp8pipe.pipeline.channel import Channels
 from chainer_fp8pipe.mpi.ranks import nodes_of
-import numpy
+import chainer, numpy
 from mpi4py import MPI
 
 comm, done = MPI.COMM_WORLD, pathlib.Path(sys.argv[2])
 if nodes_of(comm) != [0, 1]:
     sys.exit('this MPI does not take one node for two')
-sender, receiver = Sender(comm, 1, 0), Receiver(comm, 0, 0)
+channels = Channels(comm, 0)
 arrays = numpy.arange(2 ** 20), numpy.ones((3, 5))
 
 
 def compute():
     end = time.monotonic() + 200
-    with moving(lambda: [receiver], contextlib.nullcontext):
+    with channels.moving(chainer.get_device('@numpy')):
         while not done.exists() and time.monotonic() < end:
             numpy.ones(10 ** 5).sum()
     print('in time' if done.exists() else 'too late')
 
 
 if comm.rank == 0:
-    sender.send(arrays)         # so that the next has no description
-    sender.flush()
+    channels.send(arrays, 1)         # so that the next has no description
+    channels.flush()
     comm.Barrier()
-    sender.send(arrays)
+    channels.send(arrays, 1)
     if sys.argv[1] == 'sender':
         compute()
-    sender.flush()
+    channels.flush()
     if sys.argv[1] == 'receiver':
         done.touch()
 else:
-    receiver.receive()
+    channels.receive(0)
     comm.Barrier()
     if sys.argv[1] == 'receiver':
         compute()
-    for one, other in zip(receiver.receive(), arrays):
+    for one, other in zip(channels.receive(0), arrays):
         numpy.testing.assert_array_equal(one, other)
     if sys.argv[1] == 'sender':
         done.touch()

@@ -2,6 +2,7 @@
 import itertools
 import weakref
 
+from chainer_fp8pipe.pipeline.channel import Channels
 from chainer_fp8pipe.pipeline.layers import (
     LayerError,
     LayersLoss,
@@ -10,7 +11,7 @@ from chainer_fp8pipe.pipeline.layers import (
 from chainer_fp8pipe.pipeline.means import MeanLoss
 from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.schedules import make_schedule
-from chainer_fp8pipe.pipeline.stage import Channels, Stage
+from chainer_fp8pipe.pipeline.stage import Stage
 from chainer_fp8pipe.report.stream import EventStream
 
 import chainer

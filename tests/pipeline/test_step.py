@@ -156,7 +156,7 @@ def test_a_divisible_has_inputs_and_then_the_target(comm):
     with mock.patch.object(pipeline._adapter, 'scatter',
                            wraps=pipeline._adapter.scatter) as scatter:
         pipeline.step(*(X, X + 1, T) if first else ())
-    target = scatter.call_args.args[1].target
+    target = scatter.call_args.args[0].target
     assert target is True if 0 < comm.rank < comm.size - 1 else (
         target == T).all()
     with pytest.raises(ValueError, match="make one of 'a', 't', by name"):
