@@ -117,7 +117,7 @@ def resident(comm, job):
         update()
     return {'ranks': comm.size, 'parameters': parameters,
             'limit': parse_bytes(job['memory']),
-            'predicted': list(model.plan.predicted.memory),
+            'predicted': list(model.plan.memory),
             'measured': comm.allgather(in_memory('VmHWM') - before)}
 
 
@@ -186,7 +186,7 @@ def serial(comm):
 
 def layers_before(plan):
     """Whole layers before a plan's cut, or nearest to it."""
-    path = plan.cuts[0].before.strip('/').split('/')
+    path = plan.order[plan.cuts[0][0]][0].strip('/').split('/')
     if path[0] == 'layers':
         return int(path[1]) + (path[2] in ('ln2', 'wide', 'narrow'))
     return LAYERS if path[0] in ('ln', 'bias') else 0

@@ -27,7 +27,6 @@ from .._on_demand import on_demand
 _HOMES = {
     'DoesNotFit': 'chainer_fp8pipe.chains.cuts',
     'PartitionPlan': 'chainer_fp8pipe.chains.plan',
-    'load_plan': 'chainer_fp8pipe.chains.plan',
 }
 
 __all__ = [*_HOMES]

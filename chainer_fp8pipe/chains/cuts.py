@@ -2,14 +2,13 @@
 # Calls are sorted by position.  Neighbours between which no cut is allowed
 # form an *atom*; a chunk is an interval [i, j] of the atoms i to j - 1, and
 # all intervals are weighed at once.  Dynamic programming finds the cut whose
-# slowest chunk is fastest, and of cuts nearly as good the one that moves the
-# fewest bytes.  Where activations do not fit, a chunk keeps its inputs only
+# slowest chunk is fastest, and of cuts nearly as good the one that sends and
+# repeats least.  Where activations do not fit, a chunk keeps its inputs only
 # and runs forward twice.  After Tanaka et al., "Automatic Graph Partitioning
 # for Very Large-scale Deep Learning" (RaNNC, IPDPS 2021), section IV.
 #
 # Only the number of micro-batches that are live tells chunks of a cut apart,
-# so there is a table of seconds for each such number: infinite where an
-# interval is empty or needs too much memory.  Memory is a promise: no plan is
+# so there are tables for each such number.  Memory is a promise: no plan is
 # made whose fullest rank needs more than the limit.  Each chunk of a rank gets
 # an equal share of it, which refuses some cuts that would fit; with one chunk
 # a rank, the usual case, none.
@@ -21,18 +20,18 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
 from ..pipeline.schedules import Kind, make_schedule
 from ..report.quantities import counted, size
 from .calls import Call, Order, Position, Source, Value, positions
-from .plan import Cut, PartitionPlan, Predicted
+from .plan import PartitionPlan
 
 #: More atoms than these are joined, as tables grow with their number squared.
 _ATOMS = 400
-#: By how much the slowest chunk may be slower if fewer bytes cross then.
+#: By how much the slowest chunk may be slower if all together are faster.
 _SLACK = 0.02
 #: Of a message, packing included: seconds, and bytes per second.
 LATENCY, BANDWIDTH = 1e-4, 2e9
@@ -58,8 +57,8 @@ class CutProblem:
     #: the optimizer's state.
     copies: float = 5.0
     #: Whether chunks keep their inputs only and run forward twice: 'auto'
-    #: (where memory is too small otherwise), True (all that may) or False.
-    recompute: str | bool = 'auto'
+    #: (where memory is too small otherwise), True, False, or one for each.
+    recompute: str | bool | tuple[bool, ...] = 'auto'
     overhead: float = 0.0       # bytes of each rank whatever it computes
     #: Bytes that an update of a parameter takes for a while, as a multiple of
     #: the parameter's.
@@ -70,12 +69,6 @@ class CutProblem:
         """Bytes that each chunk of a rank may take."""
         memory = math.inf if self.memory is None else self.memory
         return (memory - self.overhead) / self.chunks
-
-    @property
-    def repeats(self) -> tuple[bool, ...]:
-        """Whether chunks may run forward once, and whether twice."""
-        return ((False, True) if self.recompute == 'auto'
-                else (bool(self.recompute),))
 
     @functools.cached_property
     def live(self) -> tuple[int, ...]:
@@ -94,6 +87,14 @@ class CutProblem:
         return tuple(most)
 
 
+class Costs(NamedTuple):
+    """Tables of what each interval takes as a certain chunk."""
+
+    seconds: numpy.ndarray      # per micro-batch
+    nbytes: numpy.ndarray       # at the worst moment
+    again: numpy.ndarray        # whether it runs forward twice
+
+
 class Intervals:
     """Seconds and bytes of all intervals of a program's atoms.
 
@@ -105,99 +106,104 @@ class Intervals:
                  parameters: Mapping[str, Value]) -> None:
         place = positions(calls, order)
         atoms = _atoms(calls, place)
-        if not order:       # a plan names its cuts by parameters
-            atoms = [sum(atoms, [])]
         self.order = order
         #: The position of each atom's first call.
         self.starts = [place[atom[0]] for atom in atoms]
         atom_of = {number: index for index, atom in enumerate(atoms)
                    for number in atom}
-        inputs, used = (_readers(calls, what)
-                        for what in ('inputs', 'parameters'))
+        readers: dict[Any, list[int]] = {}
+        for number, call in enumerate(calls):
+            for one in {*call.inputs, *call.parameters}:
+                readers.setdefault(one, []).append(number)
 
         def nbytes(one: Source | str) -> int:
             return (parameters[one] if isinstance(one, str) else
                     calls[one.call].outputs[one.output]).nbytes
-
-        def total(cost: Callable[[Call], float]) -> numpy.ndarray:
-            sums = numpy.cumsum([0.0, *(sum(
-                cost(calls[number]) for number in atom) for atom in atoms)])
-            return numpy.triu(sums - sums[:, None]).astype('f')
-
-        def largest(cost: Callable[[int], float]) -> numpy.ndarray:
-            row = [0.0, *(max(map(cost, atom)) for atom in atoms)]
-            return numpy.maximum.accumulate(numpy.triu(numpy.tile(
-                row, (len(row), 1)).astype('f'), 1), axis=1)
-
-        def union(readers: Mapping[Any, list[int]]) -> numpy.ndarray:
-            """Each thing counts at its first use in an interval."""
-            found = numpy.zeros([self.count + 1] * 2, 'f')
-            for thing, numbers in readers.items():
-                for before, atom in itertools.pairwise((-1, *sorted({
-                        atom_of[number] for number in numbers}))):
-                    found[before + 1:atom + 1, atom + 1:] += nbytes(thing)
-            return found
-        #: Tables of seconds.
-        self.forward = total(lambda call: call.forward)
-        self.backward = total(lambda call: call.backward)
-        #: Tables of the bytes of parameters, and of the largest of them.
-        self.parameters = union(used)
-        self.largest = largest(lambda number: max(
-            map(nbytes, calls[number].parameters), default=0))
-        #: Tables of bytes kept for backward, and, where gradients of weights
-        #: are put off, for these.
-        self.kept = union(_readers(calls, 'retained')) + total(
-            lambda call: call.kept)
-        self.deferred = total(lambda call: call.deferrable and sum(
-            value.nbytes for value in call.outputs.values()))
+        sources = [(one, numbers) for one, numbers in readers.items()
+                   if isinstance(one, Source)]
         #: Bytes that go from before each atom to it or beyond, [atoms + 1].
         self.crossing = _spanning(self.count, [
             (atom_of[source.call], max(map(atom_of.__getitem__, numbers)),
-             nbytes(source)) for source, numbers in inputs.items()])
+             nbytes(source)) for source, numbers in sources])
         # Backward goes from call to call.  A gradient waits from the visit of
         # the value's last reader to that of the call that has made it.
         waits = _spanning(len(calls), [
             *((source.call, numbers[-1] - 1, nbytes(source))
-              for source, numbers in inputs.items()
+              for source, numbers in sources
               if calls[source.call].outputs[source.output].wants),
             *((numbers[0] - 1, numbers[-1] - 1, nbytes(name))
-              for name, numbers in used.items())])
-        #: Table of the bytes of temporary arrays, and of gradients that wait,
-        #: at the worst moment.
-        self.temporary = largest(
-            lambda number: calls[number].temporary + waits[number])
+              for name, numbers in readers.items() if isinstance(name, str))])
+        tables = numpy.zeros([7, self.count + 1, self.count + 1], 'f')
+        #: Tables of seconds; of the bytes of parameters, and of the largest
+        #: of them; of bytes kept for backward, and, where gradients of weights
+        #: are put off, for these; of the bytes of temporary arrays, and of
+        #: gradients that wait, at the worst moment.
+        (self.forward, self.backward, self.parameters, self.largest, self.kept,
+         self.deferred, self.temporary) = tables
+        # Of the intervals that end with an atom, by their start.
+        now = numpy.zeros([7, self.count + 1])
+        forward, backward, used, largest, kept, put_off, temporary = now
+        seen: dict[Source | str, int] = {}
+        for end, atom in enumerate(atoms, 1):
+            for number in atom:
+                call = calls[number]
+                forward[:end] += call.forward
+                backward[:end] += call.backward
+                kept[:end] += call.kept
+                put_off[:end] += call.deferrable * sum(
+                    value.nbytes for value in call.outputs.values())
+                numpy.maximum(temporary[:end], call.temporary + waits[number],
+                              out=temporary[:end])
+                for table, things in (used, call.parameters), (
+                        kept, call.retained):
+                    for one in things:      # counts at its first use
+                        table[seen.get(one, 0):end] += nbytes(one)
+                        seen[one] = end
+                for name in call.parameters:
+                    numpy.maximum(largest[:end], nbytes(name),
+                                  out=largest[:end])
+            tables[:, :, end] = now
 
     @property
     def count(self) -> int:
         """Number of atoms."""
         return len(self.starts)
 
-    def ends_of(self, cuts: Sequence[Position]) -> tuple[int, ...]:
+    def ends_of(self, cuts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """Index after the last atom of each chunk, for a plan's cuts."""
         return (*(sum(start < cut for start in self.starts) for cut in cuts),
                 self.count)
 
-    def nbytes(self, problem: CutProblem, live: int, repeats: bool
-               ) -> numpy.ndarray:
-        """Table of the bytes of a chunk at the worst moment.
+    def costs(self, problem: CutProblem) -> list[Costs]:
+        """What each chunk takes.
 
-        Parameters with gradients and the optimizer's state; and activations,
-        messages and temporary arrays, of which nothing is left when
-        parameters are updated.
+        Bytes are those of parameters with gradients and the optimizer's
+        state; and of activations, messages and temporary arrays, of which
+        nothing is left when parameters are updated.
         """
-        kept = self.kept
-        if problem.schedule == 'zero_bubble':
-            kept, repeats = kept + self.deferred, False
+        puts_off = problem.schedule == 'zero_bubble'
+        kept = self.kept + puts_off * self.deferred
         inputs, outputs = self.crossing[:, None], self.crossing
-        passes = (self.temporary + 2 * (inputs + outputs) + live * inputs
-                  + (1 if repeats else live) * kept)
+        held = self.parameters * problem.copies
         # While the largest is updated, the allocator still has what smaller
         # ones have needed.
         update = problem.temporary * self.largest
         update += numpy.where(self.largest > HEAP_BYTES, numpy.minimum(
             update, 2 * HEAP_BYTES), 0)
-        return (self.parameters * problem.copies
-                + numpy.maximum(passes, update))
+
+        @functools.cache
+        def of(live: int, recompute: str | bool) -> Costs:
+            plain, short = (held + numpy.maximum(
+                self.temporary + 2 * (inputs + outputs) + live * inputs
+                + times * kept, update)
+                for times in (live, live if puts_off else 1))
+            again = (plain > problem.share if recompute == 'auto'
+                     else numpy.full(plain.shape, bool(recompute)))
+            return Costs(self.forward * (1 + again) + self.backward,
+                         numpy.where(again, short, plain), again)
+        wanted = problem.recompute
+        return list(map(of, problem.live, wanted if isinstance(wanted, tuple)
+                        else itertools.repeat(wanted)))
 
 
 def search(intervals: Intervals, problem: CutProblem) -> PartitionPlan:
@@ -212,92 +218,62 @@ def search(intervals: Intervals, problem: CutProblem) -> PartitionPlan:
         raise ValueError(
             f'the model can be cut into {intervals.count} parts at most, but '
             f'{chunks} are asked for; use fewer ranks')
+    costs = intervals.costs(problem)
     edge = intervals.crossing / BANDWIDTH + (
         intervals.crossing > 0) * LATENCY
-    traffic = edge[:, None] + edge
-    plain = intervals.forward + intervals.backward + 2 * traffic
-
-    def seconds(live: int) -> numpy.ndarray:
-        return numpy.min([numpy.where(
-            intervals.nbytes(problem, live, repeats) > problem.share,
-            numpy.inf, plain + repeats * intervals.forward)
-            for repeats in problem.repeats[:1 if problem.memory is None
-                                           else None]], axis=0)
-    slowest, _ = _best(problem, seconds, numpy.maximum)
+    seconds = [numpy.where(one.nbytes > problem.share, numpy.inf,
+                           one.seconds + 2 * (edge[:, None] + edge))
+               for one in costs]
+    slowest, _ = _best(seconds, numpy.maximum)
     if not numpy.isfinite(slowest):
-        raise DoesNotFit(_why(intervals, problem))
+        least, _ = _best([one.nbytes for one in costs], numpy.maximum)
+        needed = problem.overhead + problem.chunks * least
+        raise DoesNotFit(
+            f'no cut into {counted(problem.stages, "stage")} fits into '
+            f'{size(problem.memory or 0)} per rank; the best needs '
+            f'{size(needed, up=True)}, of which {size(problem.overhead)} are '
+            'for code and buffers. What would help: more ranks, smaller '
+            'micro-batches' + ", recompute='auto'" * (
+                problem.recompute is False))
     bound = slowest * (1 + _SLACK) + 1e-12
-    _, ends = _best(problem, lambda live: numpy.where(
-        (cost := seconds(live)) > bound, numpy.inf, traffic + cost * 1e-6),
-        numpy.add)
+    _, ends = _best([numpy.where(one > bound, numpy.inf, one)
+                     for one in seconds], numpy.add)
     return plan_of(intervals, problem, ends)
 
 
-def plan_of(intervals: Intervals, problem: CutProblem, ends: Sequence[int],
-            recompute: Sequence[bool] = ()) -> PartitionPlan:
+def plan_of(intervals: Intervals, problem: CutProblem, ends: Sequence[int]
+            ) -> PartitionPlan:
     """The plan of a cut, with its times, memory and messages as predicted.
 
-    Args:
-        intervals: Of the model.
-        problem: With as many chunks as there are ends.
-        ends: Index after the last atom of each chunk.
-        recompute: Which chunks run forward twice; (): as the problem says.
+    ``ends`` are the indices after the last atom of each chunk.
     """
-    again: list[bool] = []
-    busy: list[float] = []
-    memory = [problem.overhead] * problem.stages
-    for chunk, (start, end, live) in enumerate(zip(
-            [0, *ends[:-1]], ends, problem.live, strict=True)):
-        plain, short = (
-            float(intervals.nbytes(problem, live, repeats)[start, end])
-            for repeats in (False, True))
-        again.append(bool(recompute[chunk] if recompute else (
-            True in problem.repeats and (
-                problem.recompute is True or plain > problem.share))))
-        busy.append(float(intervals.forward[start, end] * (1 + again[-1])
-                          + intervals.backward[start, end]))
-        memory[chunk % problem.stages] += short if again[-1] else plain
+    of_chunks = [[table[start, end].item() for table in cost]
+                 for start, end, cost in zip([0, *ends[:-1]], ends,
+                                             intervals.costs(problem),
+                                             strict=True)]
+    seconds, nbytes, again = zip(*of_chunks, strict=True)
     return PartitionPlan(
-        intervals.order, tuple(Cut.at(
-            intervals.order, intervals.starts[end]) for end in ends[:-1]),
-        problem.stages, tuple(again), problem.micro_batches, problem.schedule,
-        Predicted(tuple(busy), tuple(memory), tuple(
-            float(intervals.crossing[end]) for end in ends[:-1])))
+        intervals.order, tuple(intervals.starts[end] for end in ends[:-1]),
+        problem.stages, again, problem.micro_batches, problem.schedule,
+        seconds, tuple(problem.overhead + sum(nbytes[stage::problem.stages])
+                       for stage in range(problem.stages)),
+        tuple(intervals.crossing[list(ends[:-1])].tolist()))
 
 
-def _best(problem: CutProblem, table: Callable[[int], numpy.ndarray],
-          join: Callable) -> tuple[float, tuple[int, ...]]:
-    """The least joined value of all chunks, and where the chunks end.
-
-    ``table`` gives the values of intervals, for live micro-batches.
-    """
-    tables = {live: table(live) for live in set(problem.live)}
-    for one in tables.values():     # no chunk is without atoms
-        one[numpy.tri(len(one), dtype=bool)] = numpy.inf
-    best, origins = tables[problem.live[0]][0], []
-    for live in problem.live[1:]:   # of the first chunks up to each atom
-        joined = join(best[:, None], tables[live])
+def _best(tables: Sequence[numpy.ndarray], join: Callable
+          ) -> tuple[float, tuple[int, ...]]:
+    """The least joined value of all chunks, and where the chunks end."""
+    first, *others = [numpy.where(numpy.tri(len(one), dtype=bool), numpy.inf,
+                                  one) for one in tables]
+    best, origins = first[0], []
+    for table in others:            # of the first chunks up to each atom
+        joined = join(best[:, None], table)
         origins.append(joined.argmin(axis=0))
         best = joined.min(axis=0)
     ends = [len(best) - 1]
     for origin in reversed(origins):
         ends.append(int(origin[ends[-1]]))
     return float(best[-1]), tuple(reversed(ends))
-
-
-def _why(intervals: Intervals, problem: CutProblem) -> str:
-    """The text of DoesNotFit: how many bytes are missing, and remedies."""
-    assert problem.memory is not None
-    least, _ = _best(problem, lambda live: numpy.min([
-        intervals.nbytes(problem, live, repeats)
-        for repeats in problem.repeats], axis=0), numpy.maximum)
-    needed = problem.overhead + problem.chunks * least
-    return (f'no cut into {counted(problem.stages, "stage")} fits into '
-            f'{size(problem.memory)} per rank; the best needs '
-            f'{size(needed, up=True)}, of which {size(problem.overhead)} are '
-            'for code and buffers. What would help: more ranks, smaller '
-            'micro-batches' + ", recompute='auto'" * (
-                problem.recompute is False))
 
 
 def _atoms(calls: Sequence[Call], place: Sequence[Position]
@@ -328,15 +304,6 @@ def _atoms(calls: Sequence[Call], place: Sequence[Position]
     joined = max(1, -(-len(atoms) // _ATOMS))
     return [sum(atoms[start:start + joined], [])
             for start in range(0, len(atoms), joined)]
-
-
-def _readers(calls: Sequence[Call], what: str) -> dict[Any, list[int]]:
-    """Numbers of the calls that have each of their inputs or parameters."""
-    found: dict[Any, list[int]] = {}
-    for number, call in enumerate(calls):
-        for one in dict.fromkeys(getattr(call, what)):
-            found.setdefault(one, []).append(number)
-    return found
 
 
 def _spanning(count: int, spans: Iterable[tuple[int, int, float]]

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import nested
-from .calls import Order, Position, Source, positions
+from .calls import Order, Source, positions
 from .placeholder import sources
 from .plan import PartitionPlan
 
@@ -39,7 +39,8 @@ class Layout:
     """
 
     def __init__(self, calls: Sequence[Any], order: Order,
-                 cuts: Sequence[Position], results: Sequence[Source] = (),
+                 cuts: Sequence[tuple[int, ...]],
+                 results: Sequence[Source] = (),
                  homes: Mapping[int, int] | None = None,
                  having: Mapping[str, tuple[int, ...]] | None = None,
                  reports: Mapping[str, Any] | None = None) -> None:
@@ -93,8 +94,8 @@ class Layout:
         self.digest = int.from_bytes(text.digest(), 'big') >> 1
 
 
-def _chunks(calls: Sequence[Any], place: Sequence[Position],
-            cuts: Sequence[Position], homes: Mapping[int, int]
+def _chunks(calls: Sequence[Any], place: Sequence[tuple[int, ...]],
+            cuts: Sequence[tuple[int, ...]], homes: Mapping[int, int]
             ) -> tuple[int, ...]:
     # No call may be later than what reads it and has a home.
     latest = [homes.get(number, len(cuts)) for number in range(len(calls))]
@@ -154,7 +155,7 @@ class Layouts:
 
         def made() -> Layout:
             return Layout(program.calls, self._plan.order, (
-                self._plan.positions), sources_in(program.result), {
+                self._plan.cuts), sources_in(program.result), {
                 source.call: self._states[key]
                 for key, source in _kept(program) if key in self._states
             } | {number: self.keepers[name] for number, name in links

@@ -14,6 +14,7 @@ from ..mpi.world import enter_world
 from ..pipeline.means import why_once
 from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
+from ..report import stored
 from ..report.quantities import parse_bytes, size
 from . import nested
 from .adapter import check_result
@@ -26,7 +27,7 @@ from .measure import optimizer_arrays
 from .partitioned import Partition, PartitionedChain, class_of
 from .placeholder import is_placeholder
 from .placement import together
-from .plan import PartitionPlan, load_plan
+from .plan import PartitionPlan
 from .program import Program
 from .recorder import Recorder, record_example
 
@@ -245,15 +246,15 @@ def _plan(recorder: Recorder, program: Program, given: Any,
         except ValueError as error:
             raise type(error)('; '.join([
                 str(error), *recorder.undivided()])) from error
-    plan = load_plan(given)
+    plan: PartitionPlan = stored.load(PartitionPlan, given)
     _check_plan(plan, problem, options, parameters)
     if problem.memory is None:
         return plan
     intervals = Intervals(program.calls, plan.order, parameters)
     memory = plan_of(intervals, dataclasses.replace(
         problem, micro_batches=plan.micro_batches, schedule=plan.schedule,
-        chunks=plan.chunks), intervals.ends_of(plan.positions),
-        plan.recompute).predicted.memory
+        chunks=plan.chunks, recompute=plan.recompute), intervals.ends_of(
+            plan.cuts)).memory
     if max(memory) > problem.memory:
         raise DoesNotFit(
             f'the plan needs {size(max(memory), up=True)} on stage '

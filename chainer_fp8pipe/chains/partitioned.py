@@ -4,6 +4,7 @@
 # other; a layout says which calls are its own.
 from __future__ import annotations
 
+import bisect
 import contextlib
 import copy
 import functools
@@ -15,6 +16,7 @@ import chainer
 
 from ..intercept.function_calls import current, hold
 from ..pipeline.means import why_once
+from ..report.quantities import columns, counted, size
 from . import nested
 from .adapter import ChainAdapter
 from .attributes import (
@@ -29,7 +31,7 @@ from .deferred import fetching
 from .layout import Layouts, sources_in
 from .placeholder import PlaceholderError, is_placeholder, user_line
 from .placement import Placement
-from .plan import PartitionPlan, table
+from .plan import PartitionPlan
 from .program import Program
 from .recorder import Recorder
 from .saving import check_whole
@@ -63,7 +65,9 @@ class Partition:
             raise ValueError('a stage would run forward twice, which is wrong '
                              f'for {moving}; pass recompute=False')
         program, late = self._of_example(example)
-        layout, homes, calls = program.layout, plan.homes(), program.calls
+        layout, calls = program.layout, program.calls
+        homes = {name: bisect.bisect_right(plan.cuts, (place, 0))
+                 for place, group in enumerate(plan.order) for name in group}
         for source in itertools.chain(*layout.incoming):
             dtype = calls[source.call].outputs[source.output].dtype
             if dtype.kind not in 'biufc':
@@ -270,8 +274,34 @@ class PartitionedChain:
             model.serialize(serializer)
 
     def __str__(self) -> str:
-        return table(self.partition, type(self).__name__,
-                     parameters_of(self.partition.names))
+        return table(self.partition, type(self).__name__)
+
+
+def table(part: Partition, title: str) -> str:
+    """A line per chunk: ranks, time, memory, and what is sent on."""
+    plan, sizes = part.plan, parameters_of(part.names)
+    total, begins = sum(plan.seconds), [(0, 0), *plan.cuts]
+    rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
+             'first parameter']]
+    for chunk, again in enumerate(plan.recompute):
+        stage = chunk % plan.stages
+        rows.append([
+            part.name_of(chunk).removeprefix('stage '),
+            ' '.join(map(str, part.grid.ranks[stage])),
+            ''.join(f'{100 * one / total:.0f} %'
+                    for one in plan.seconds[chunk:chunk + 1] if total),
+            size(sum(sizes[name].nbytes
+                     for name in part.placement.used[chunk])),
+            ''.join(map(size, plan.memory[stage:stage + 1])),
+            ''.join(map(size, plan.crossing[chunk:chunk + 1])),
+            ''.join(group[0] for group in plan.order[begins[chunk][0]:][:1])
+            + ', forward twice' * again])
+    return '\n'.join([
+        f'{title}: {counted(plan.stages, "stage")}, {plan.schedule} with '
+        + counted(plan.micro_batches, 'micro-batch'), *columns(rows),
+        *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
+          'its gradient' for name, ranks in part.placement.ties.items()),
+        *part.recorder.undivided()])
 
 
 @functools.lru_cache(None)

@@ -80,16 +80,16 @@ def test_a_cut_is_near_the_fastest_and_keeps_a_limit_of_memory(given, memory):
             search(intervals, problem)
         return
     found = search(intervals, problem)
-    found_ends = intervals.ends_of(found.positions)
+    found_ends = intervals.ends_of(found.cuts)
     fastest = min(slowest(intervals, problem, ends)
                   for ends in every_cut(intervals, problem))
     assert slowest(intervals, problem, found_ends) <= 1.1 * fastest + 1e-9
     assert found == plan_of(intervals, problem, found_ends)
     assert found.recompute == (problem.recompute is True,) * chunks
     problem = dataclasses.replace(problem, memory=memory)
-    if any(max(plan_of(intervals, problem, ends).predicted.memory) <= memory
+    if any(max(plan_of(intervals, problem, ends).memory) <= memory
            for ends in every_cut(intervals, problem)):
-        assert max(search(intervals, problem).predicted.memory) <= memory
+        assert max(search(intervals, problem).memory) <= memory
     else:
         with pytest.raises(DoesNotFit):
             search(intervals, problem)
@@ -97,7 +97,7 @@ def test_a_cut_is_near_the_fastest_and_keeps_a_limit_of_memory(given, memory):
 
 def places(plan):
     """Of a chain's calls, those before which a plan cuts."""
-    return [cut.place for cut in plan.positions]
+    return [place for place, _ in plan.cuts]
 
 
 def large(number, **options):
@@ -132,11 +132,11 @@ def narrow():
 def test_cuts_of_chains(model, problem, expected, busy):
     found = search(intervals_of(*model), problem)
     assert places(found) == expected
-    assert found.predicted.busy == pytest.approx(busy)
+    assert found.seconds == pytest.approx(busy)
     assert found.recompute == tuple(
         seconds in (.015,) for seconds in busy)
-    assert len(found.predicted.memory) == problem.stages
-    assert not problem.memory or max(found.predicted.memory) <= problem.memory
+    assert len(found.memory) == problem.stages
+    assert not problem.memory or max(found.memory) <= problem.memory
 
 
 def test_weights_that_wait_take_memory():
@@ -149,7 +149,7 @@ def test_weights_that_wait_take_memory():
     waiting = intervals_of(calls, parameters)
     for schedule, waits in ('1f1b', False), ('zero_bubble', True):
         problem = CutProblem(2, 4, schedule)
-        less, more = (plan_of(one, problem, (1, 2)).predicted.memory
+        less, more = (plan_of(one, problem, (1, 2)).memory
                       for one in (plain, waiting))
         assert more == tuple(
             nbytes + waits * live * calls[0].outputs[0].nbytes
@@ -165,7 +165,7 @@ def test_memory_of_a_stage_is_that_of_its_parts():
     for recompute, lives in (False, 2), (True, 1):
         problem = CutProblem(2, 4, copies=5, overhead=3, recompute=recompute)
         found = plan_of(intervals_of(calls, parameters), problem, (1, 2))
-        assert found.predicted.memory == (
+        assert found.memory == (
             3 + 5 * 400 + lives * 7000 + edges,
             3 + 5 * 400 + 50 + 1 * (7000 + 1000) + edges)
 
@@ -175,13 +175,13 @@ def test_the_update_of_the_largest_parameter_has_room():
     calls, parameters = chain(.01, .01, size=1000, parameters=4000)
     intervals = intervals_of(calls, parameters)
     problem = CutProblem(2, 4, copies=4, temporary=3)
-    assert plan_of(intervals, problem, (1, 2)).predicted.memory == (
+    assert plan_of(intervals, problem, (1, 2)).memory == (
         (4 + 3) * 4000, (4 + 3) * 4000)
     kept, _ = chain(.01, .01, size=1000, parameters=4000, kept=50_000)
     assert plan_of(intervals_of(kept, parameters), problem, (1, 2)
-                   ).predicted.memory == plan_of(
+                   ).memory == plan_of(
         intervals_of(kept, parameters), dataclasses.replace(
-            problem, temporary=0), (1, 2)).predicted.memory
+            problem, temporary=0), (1, 2)).memory
     with pytest.raises(DoesNotFit, match='needs 28 kB'):
         search(intervals, dataclasses.replace(problem, memory=27_000))
 

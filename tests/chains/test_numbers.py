@@ -58,7 +58,6 @@ BATCH = (numpy.random.RandomState(0).randn(8, 4).astype('f'),
 @on_ranks(2)
 def test_numbers_are_those_of_one_process(comm, later):
     """Computed on either side of the cut."""
-    plan = dict(PLAN, cuts=[{'before': '/b/W', 'calls_later': 0}]
-                if later else [{'before': '/a/W', 'calls_later': 1}])
+    plan = {**PLAN, 'cuts': [[1, 0] if later else [0, 1]]}
     for between in RIGHT.values():
         Both(comm, Net(between), BATCH, plan=plan, tolerance=1e-5).update()

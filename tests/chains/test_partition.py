@@ -1,5 +1,6 @@
 """A raise on one rank while a model is cut is a raise on all of them."""
 import contextlib
+import dataclasses
 from unittest import mock
 
 from chainer_fp8pipe import atomic, partition
@@ -384,6 +385,6 @@ def test_what_moves_on_with_every_pass_is_not_recomputed(comm):
     plan = partition(Renormalised(), x, comm, memory='1 GB').plan
     assert not any(plan.recompute)
     for wrong in {'recompute': True}, {'plan': {
-            **plan.as_dict(), 'recompute': (True, True)}}:
+            **dataclasses.asdict(plan), 'recompute': (True, True)}}:
         with pytest.raises(ValueError, match='pass recompute=False'):
             partition(Renormalised(), x, comm, **wrong)

@@ -19,7 +19,7 @@ from chainer_fp8pipe.chains import measure
 from chainer_fp8pipe.chains.attributes import Names, parameters_of
 from chainer_fp8pipe.chains.calls import order_of
 from chainer_fp8pipe.chains.cuts import Intervals
-from chainer_fp8pipe.chains.plan import Cut, PartitionPlan
+from chainer_fp8pipe.chains.plan import PartitionPlan
 from chainer_fp8pipe.chains.recorder import Recorder, record_example
 from chainer_fp8pipe.mpi.agreement import raise_together
 from chainer_fp8pipe.pipeline.schedules import bounds
@@ -123,10 +123,11 @@ def as_it_is(batch, device):
 
 def plan_of(order, *cuts, schedule='1f1b', again=False, later=0):
     """A plan of two stages that cuts before these parameters."""
+    starts = {name: index for index, group in enumerate(order)
+              for name in group}
     return {'stages': 2, 'schedule': schedule,
             'micro_batches': 2, 'order': order,
-            'cuts': [{'before': name, 'calls_later': later}
-                     for name in cuts],
+            'cuts': [[starts[name], later] for name in cuts],
             'recompute': [again] * (len(cuts) + 1)}
 
 
@@ -533,6 +534,5 @@ def _every_cut(model, example):
         Recorder(names), lambda: model(*example), timed=False).calls
     order = order_of(calls, list(names.parameters))
     starts = Intervals(calls, order, parameters_of(names)).starts
-    return [PartitionPlan(order, (Cut.at(order, start),), 2, (False, False),
-                          _PARTS, '1f1b').as_dict()
+    return [PartitionPlan(order, (start,), 2, (False, False), _PARTS, '1f1b')
             for start in itertools.islice(starts, 1, None)]

@@ -122,7 +122,7 @@ def cut(comm, model, plan, *hooks):
 def test_a_stage_without_parameters_clips_as_all_do(comm):
     """The tanh alone is on the second rank."""
     plan = {**plan_of(ORDER, '/a/W', '/b/W'), 'stages': 3}
-    plan['cuts'][0]['calls_later'] = 1
+    plan['cuts'][0][1] = 1
     serial, model = Net(), Net()
     reference = SGD(0.1).setup(serial)
     reference.add_hook(GradientClipping(0.1))

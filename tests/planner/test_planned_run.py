@@ -34,7 +34,7 @@ def test_the_log_and_the_files_are_those_of_a_serial_run(
         first, second = (line for line in done.stderr.splitlines()
                          if '/W' in line and line[0] in '01')
         assert first.endswith('/predictor/l1/W')
-        assert second.endswith('/predictor/l2/W (again)')
+        assert second.endswith('/predictor/l2/W, forward twice')
 
 
 _HEAD = '''

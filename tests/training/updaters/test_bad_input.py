@@ -144,8 +144,8 @@ CUTS = {
         ('plan is for 1 stages, and there are 2', {**PLAN, 'stages': 1}),
         ('knows a parameter /x/W, which the model has not',
          {**PLAN, 'order': [['/x/W'], *PLAN['order']]}),
-        ('before /nowhere', {**PLAN, 'cuts': [{'before': '/nowhere',
-                                               'calls_later': 0}]}),
+        ('is no index in the order', {**PLAN, 'cuts': [[4, 0]]}),
+        ('is no index in the order', {**PLAN, 'cuts': [[1]]}),
         ('bad_input.py: Extra data', __file__),
         ('no_such.json: No such file', 'no_such.json'))},
     'plan of one rank': (

@@ -196,7 +196,9 @@ def test_a_saved_plan_is_followed_and_can_be_edited(comm, tmp_path):
         model.plan.save(path)
         with open(path) as file:
             data = json.load(file)
-        data['cuts'] = [{'before': '/body/1/W', 'calls_later': 0}]
+        data['cuts'] = [[next(
+            place for place, group in enumerate(data['order'])
+            if '/body/1/W' in group), 0]]
         data['recompute'] = [True, False]
         with open(path, 'w') as file:
             json.dump(data, file)
