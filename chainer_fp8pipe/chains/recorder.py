@@ -19,7 +19,7 @@ import copy
 import random
 import types
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
@@ -56,8 +56,10 @@ from .whole_call import ArrayCall, WholeCall, call_whole, is_marked
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
 NOWHERE = Place(0, 0, 0, 0)
-_SIMPLE = frozenset((str, type(None), slice, type))
 _NUMBERS = frozenset((int, bool, float))
+_SIMPLE = _NUMBERS | {str, type(None), slice, type}
+#: So many calls are kept to be written down again.
+_FORMS = 1 << 14
 _COMPARED = _NUMBERS | {str, type(None), type, numpy.dtype, numpy.float32,
                         types.FunctionType}
 
@@ -76,9 +78,8 @@ class Recorder:
         hold_calls(map(type, names.links.values()), self)
         self.known = KnownCalls(names, pipeline)
         self._reasons: dict[str, str] = {}
-        #: The calls of the last program, by number, and its configuration.
-        self.templates: dict[int, Template] = {}
-        self.config: Any = None
+        #: Calls that were written down before, by configuration and form.
+        self.forms: dict[Any, dict[Any, RecordedCall]] = {}
         #: Paths of the links that are run as one call.
         self.atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
@@ -121,7 +122,7 @@ class Recorder:
                 if found is None:
                     raise
                 self.atomic |= {found}
-                self.templates = {}
+                self.forms = {}
                 self._reasons[found] = str(error)
                 set_attributes(names.links, before)
                 for name in names.shaped[shaped:]:
@@ -160,18 +161,6 @@ class Recorder:
                 del names.shaped[shaped:]
 
 
-class Template(NamedTuple):
-    """A call of an earlier program, which this one's may be like."""
-
-    kind: type                      # of the function
-    stack: list[chainer.Link]       # around the call
-    config: dict[str, Any]
-    attributes: list[tuple[str, Any]]
-    inputs: list[Any]               # parameters, or source, shape and dtype
-    numbers: list[Any]
-    call: RecordedCall              # without what making it takes
-
-
 class Ahead(chainer.Variable):
     """An output of a call that is not made yet."""
 
@@ -208,11 +197,11 @@ class _Recording(Interceptor):
         # The links around the first look at data, from the model inwards.
         self.looking: list[str] = []
         self._config = dict(vars(LOCAL))
-        now = (self._config, chainer.config.train,
-               chainer.config.enable_backprop)
-        if now != recorder.config:
-            recorder.config, recorder.templates = now, {}
-        self._templates = recorder.templates
+        if sum(map(len, recorder.forms.values())) > _FORMS:
+            recorder.forms.clear()
+        self._known = recorder.forms.setdefault(repr((
+            self._config, chainer.config.train,
+            chainer.config.enable_backprop)), {})
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
         # Paths of the links with persistent arrays, by these arrays' ids.
@@ -303,11 +292,74 @@ class _Recording(Interceptor):
     # --- one call ------------------------------------------------------------
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
-        own, program = attributes_of(node), self.program
-        template = self._templates.get(len(program.calls))
-        if template is not None and self._is_like(template, node, inputs):
-            return self._repeated(template, node, inputs)
-        start = len(program.notes.numbers)
+        # Each call of each micro-batch comes here on each rank, and most are
+        # like one of an earlier program.
+        form, program = self._form_of(node, inputs), self.program
+        call = self._known.get(form)
+        if call is not None:
+            found = object.__new__(RecordedCall)    # copy.copy takes longer
+            vars(found).update(vars(call), node=node, arguments=inputs,
+                               attributes=node.__dict__.copy())
+            call = found
+        else:
+            call = self._new(node, inputs, original)
+            if call is None:    # it follows from the batch alone
+                with suspended(), chainer.no_backprop_mode():
+                    return tuple([Variable(out.array, requires_grad=False)
+                                  for out in original(node, inputs)])
+            figures: Any = call.figures
+            if form is not None and not figures.ignored:
+                self._known[form] = known = copy.copy(call)
+                known.forget()
+        program.notes.numbers += call.numbers
+        call.results = self._results(attributes_of(node), call.figures)
+        program.calls.append(call)
+        return call.results
+
+    def _form_of(self, node: Any, inputs: tuple) -> Any:
+        """Equal for calls that are alike but for the values of arrays.
+
+        None: of this one alone.
+        """
+        found: list[Any] = [type(node), *map(id, self._stack)]
+        for x in inputs:
+            if type(x) is Ahead:
+                array = x._data[0]
+                if array.program is not self.program:
+                    return None
+                found += (array.source, array.shape, array.dtype,
+                          x._requires_grad)
+            else:
+                found.append(self._names.of(x))
+                if found[-1] is None:       # no parameter of the model's
+                    return None
+        if vars(LOCAL) != self._config:
+            found.append(repr(vars(LOCAL)))
+        if self._stack and self._stack[-1]._persistent:
+            self._note_owners(self._stack[-1:])
+        for name, value in node.__dict__.items():
+            found += name, self._about(value)
+            if found[-1] is None:
+                return None
+        return tuple(found)
+
+    def _about(self, value: Any) -> Any:
+        """An attribute in a form; None: it must be looked at each time."""
+        kind = type(value)
+        if kind in _COMPARED:
+            return kind, value
+        if kind is slice:
+            value = value.start, value.stop, value.step
+        elif kind is not tuple and kind is not list:
+            owner = self._owners.get(id(value))
+            return owner and (owner, value.shape, value.dtype)
+        parts = tuple(map(self._about, value))
+        return None if None in parts else (kind, parts)
+
+    def _new(self, node: Any, inputs: tuple, original: Callable
+             ) -> RecordedCall | None:
+        """A call, found out about; None: every rank can make it."""
+        own = attributes_of(node)
         read: list[Source | str] = []
         arguments, arrays = [], []      # real ones among them
         for x in inputs:
@@ -319,23 +371,24 @@ class _Recording(Interceptor):
                 arrays.append(array)
                 arguments.append(_kept(x))
         kept, hidden, attributes = self._scan(own, read)
+        # NaN has another hash each time.
+        numbers = [value if value == value else None for value in own.values()
+                   if type(value) in _NUMBERS]
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
         figures = self._recorder.known.figures(
             node, inputs, original, self._link())
-        number = len(program.calls)     # after what an earlier batch gave
+        number = len(self.program.calls)    # after what an earlier batch gave
         for label, index in figures.ignored:
             self.leave_out(None if index is None else inputs[index], label)
         names = tuple(dict.fromkeys([
             *(one for one in read if type(one) is str), *figures.inner]))
         whole, used = self._on_one_chunk(node, names, arrays, attributes)
         if not (read or whole or used or figures.inner or figures.draws):
-            # It follows from the batch alone, so every rank computes it.
-            with suspended(), chainer.no_backprop_mode():
-                return tuple([Variable(out.array, requires_grad=False)
-                              for out in original(node, inputs)])
+            self.program.notes.numbers += numbers
+            return None
         kept.update((name, own[name]) for name in figures.writes)
-        call = RecordedCall(
+        return RecordedCall(
             figures.name, self._link(),
             tuple([self._first_call.setdefault(id(link), number)
                    for link in self._stack]),
@@ -343,89 +396,10 @@ class _Recording(Interceptor):
             figures.outputs, figures.forward, figures.backward,
             figures.deferrable, figures.kept, (), figures.temporary,
             figures.draws, whole, None, figures, node, kept,
-            tuple(arguments), hidden=hidden, reads=used)
-        if vars(LOCAL) != self._config:
-            call.config = {
+            tuple(arguments), hidden=hidden, reads=used, numbers=numbers,
+            config={} if vars(LOCAL) == self._config else {
                 name: value for name, value in vars(LOCAL).items()
-                if name not in self._config or self._config[name] != value}
-        self._note(node, inputs, call, program.notes.numbers[start:])
-        call.results = self._results(own, figures)
-        program.calls.append(call)
-        return call.results
-
-    def _note(self, node: Any, inputs: tuple, call: RecordedCall,
-              numbers: list[Any]) -> None:
-        """Keeps what the next program's call may be like, where it may."""
-        self._templates.pop(len(self.program.calls), None)
-        if call.figures and not call.figures.ignored and not isinstance(
-                node, (ArrayCall, chainer.function.FunctionAdapter)) and all(
-                isinstance(x, chainer.Parameter) or type(x) is Ahead
-                and x._data[0].program is self.program for x in inputs):
-            made = copy.copy(call)
-            made.forget()
-            self._templates[len(self.program.calls)] = Template(
-                type(node), self._stack.copy(), dict(vars(LOCAL)), [
-                    (name, self._about(value))
-                    for name, value in call.attributes.items()], [
-                    (x._data[0].source, x._data[0].shape, x._data[0].dtype)
-                    if type(x) is Ahead else x for x in inputs],
-                numbers, made)
-
-    def _about(self, value: Any) -> Any:
-        """Equal for attributes with which a call is the same, but for the
-        values of a link's persistent arrays; of others never.
-        """
-        kind = type(value)
-        if kind in _COMPARED:
-            return kind, value
-        if kind is tuple or kind is list:
-            return kind, tuple(map(self._about, value))
-        if kind is slice:
-            return (kind, self._about(value.start), self._about(value.stop),
-                    self._about(value.step))
-        owner = self._owners.get(id(value))
-        return object() if owner is None else (owner, value.shape,
-                                               value.dtype)
-
-    def _is_like(self, template: Template, node: Any, inputs: tuple) -> bool:
-        """Whether a call is that of the last program, but for values.
-
-        Each call of each micro-batch comes here on each rank, and most calls
-        are: this takes a fifth of the time that :meth:`apply` takes.
-        """
-        own, program = node.__dict__, self.program
-        if (type(node) is not template.kind or len(own) != len(
-                template.attributes) or len(inputs) != len(template.inputs)
-                or self._stack != template.stack
-                or vars(LOCAL) != template.config):
-            return False
-        for x, before in zip(inputs, template.inputs, strict=True):
-            if x is not before:
-                if type(x) is not Ahead or type(before) is not tuple:
-                    return False
-                array = x._data[0]
-                if array.program is not program or (
-                        array.source, array.shape, array.dtype) != before:
-                    return False
-        if not own:
-            return True
-        if self._stack and self._stack[-1]._persistent:
-            self._note_owners(self._stack[-1:])
-        return all([name == known and self._about(value) == about
-                    for (name, value), (known, about) in zip(
-                        own.items(), template.attributes, strict=True)])
-
-    def _repeated(self, template: Template, node: Any, inputs: tuple
-                  ) -> tuple[chainer.Variable, ...]:
-        """Writes down a call that is like another one's."""
-        own, program = node.__dict__, self.program
-        call = object.__new__(RecordedCall)     # copy.copy takes longer
-        vars(call).update(vars(template.call), node=node, arguments=inputs,
-                          attributes=own.copy())
-        program.notes.numbers += template.numbers
-        call.results = self._results(own, call.figures)
-        program.calls.append(call)
-        return call.results
+                if name not in self._config or self._config[name] != value})
 
     def _results(self, own: dict[str, Any], figures: Any
                  ) -> tuple[chainer.Variable, ...]:
@@ -459,19 +433,14 @@ class _Recording(Interceptor):
         """Attributes, names of those with placeholders, arrays in others.
 
         Arrays to which Python may write are copied.  Adds what placeholders
-        stand for to ``read``, and numbers to the program's.
+        stand for to ``read``.
         """
         self._note_owners(self._stack)      # some make arrays in forward
         kept = dict(own)
         hidden: list[str] = []
         arrays: list[Any] = []
         for name, value in own.items():
-            kind = type(value)
-            if kind in _NUMBERS:
-                # NaN has another hash each time.
-                self.program.notes.numbers.append(
-                    value if value == value else None)
-            elif kind not in _SIMPLE and name not in CHAINERS:
+            if type(value) not in _SIMPLE and name not in CHAINERS:
                 for leaf in nested.leaves(value)[0]:
                     array = nested.array_of(leaf)
                     if is_placeholder(array):
