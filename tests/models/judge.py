@@ -11,6 +11,7 @@ after some updates to the bit, and `judge_function` a call at every cut.
 """
 import contextlib
 import copy
+import dataclasses
 import itertools
 from unittest import mock
 
@@ -534,5 +535,6 @@ def _every_cut(model, example):
         Recorder(names), lambda: model(*example), timed=False).calls
     order = order_of(calls, list(names.parameters))
     starts = Intervals(calls, order, parameters_of(names)).starts
-    return [PartitionPlan(order, (start,), 2, (False, False), _PARTS, '1f1b')
+    return [dataclasses.asdict(PartitionPlan(
+        order, (start,), 2, (False, False), _PARTS, '1f1b'))
             for start in itertools.islice(starts, 1, None)]
