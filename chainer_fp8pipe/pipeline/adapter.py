@@ -2,7 +2,7 @@
 # A Chain that returns its loss is known by what it has called: all ranks see
 # the whole batch, and record it (`chains.adapter`).  Of a list of layers each
 # rank has some, and needs no more than these: inputs stay on the first stage,
-# and targets, for a loss that is an argument of the pipeline, go to the last.
+# and targets are for a loss that is an argument of the pipeline.
 # Both end in parts for a `Stage`, a weight for each micro-batch, and reports
 # of which the means are taken.
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Batch(NamedTuple):
 
     #: Inputs of a batch; or lists, of a Chain's batch.  Gone when it is cut.
     arrays: list[Any] = []
-    #: For the loss of layers: an array, on the first and last stage.
+    #: For the loss of layers: an array.
     target: Any = None
     #: Names of the last ones, which are keyword arguments of a Chain.
     names: tuple[str, ...] = ()

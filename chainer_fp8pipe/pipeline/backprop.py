@@ -55,6 +55,11 @@ SEPARABLE = frozenset((
 ))
 
 
+NOT_HANDED_ON = (
+    'it uses a variable of another layer or of an earlier batch; hand it on '
+    'from layer to layer, as one of a tuple')
+
+
 class Tape:
     """The way back through a graph for one micro-batch, to be gone once.
 
@@ -135,7 +140,9 @@ class Tape:
                 take()
         elif function is not None and function not in self._seen:
             after = (function.rank if self._numbers is None
-                     else self._numbers[id(function)])
+                     else self._numbers.get(id(function)))
+            if after is None:
+                raise ValueError(NOT_HANDED_ON)
             heapq.heappush(self._functions,
                            (-after, len(self._seen), function))
             self._seen.add(function)

@@ -18,11 +18,10 @@
 # labels without such an argument is found as it is called.
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import functools
-import itertools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,7 +30,6 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
-from chainer.backends.cuda import to_cpu
 from chainer.variable import VariableNode
 
 from ..intercept.function_calls import (
@@ -40,15 +38,13 @@ from ..intercept.function_calls import (
     check_types,
     intercepting,
 )
-from .backprop import Arrays, Tape
+from .backprop import NOT_HANDED_ON, Arrays, Tape
 from .means import (
     BatchStatistics,
     Reports,
     add,
     checked_weight,
-    ignored_label,
     report_of,
-    weights_of,
 )
 from .randomness import Place, seed_at
 
@@ -104,15 +100,10 @@ def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
     if type(value) is chainer.Variable:
         return (value,)
     items = as_tuple(value)
-    for item in items:
-        if not isinstance(item, (chainer.Variable,
-                                 *chainer.get_array_types())):
-            kind = 'None' if item is None else f'a {type(item).__name__}'
-            raise TypeError(
-                f'it returned {kind}; a layer returns a variable, an array, '
-                'or a tuple of these')
-    if not items:
-        raise TypeError('it returned nothing, an empty tuple')
+    kinds = (chainer.Variable, *chainer.get_array_types())
+    if not items or not all(isinstance(item, kinds) for item in items):
+        raise TypeError(f'it returned {value!r:.80}; a layer returns a '
+                        'variable, an array, or a tuple of these')
     return tuple(map(chainer.as_variable, items))
 
 
@@ -142,8 +133,8 @@ class LayersPart:
         # Calls that Chainer has checked.  A wrong shape may not be an error
         # of NumPy's, but broadcast.
         self.checked: set[tuple] = set()
-        # By micro-batch: what is to be made again.
-        self._again: dict[int, _Again] = {}
+        # By micro-batch: of which the calls are to be made again.
+        self._again: dict[int, _Pass] = {}
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
@@ -155,20 +146,22 @@ class LayersPart:
             chainer.Variable(array, requires_grad=self._layers[0][0] > 0
                              and array.dtype.kind == 'f')
             for array in inputs])
-        calls, keeps = _Pass(self), chainer.config.enable_backprop
+        again, keeps = (chainer.config.in_recomputing,
+                        chainer.config.enable_backprop)
+        calls = _Pass(self, variables, chainer.config.train and not (
+            keeps or again))
         with intercepting(calls), blame(lambda: calls.now, micro_batch):
-            if chainer.config.in_recomputing:
+            if again:
                 values = self._again.pop(micro_batch).make(calls, variables)
             else:
-                if chainer.config.train and not keeps:
-                    calls.again = self._again[micro_batch] = _Again(variables)
                 # A layer may have a block without a graph of its own.
                 with chainer.using_config(
-                        'enable_backprop', keeps or calls.again is not None
+                        'enable_backprop', keeps or calls.noting
                         ), self.statistics.counting(self._layers[0][0]):
                     values = self._run(calls, micro_batch, variables, place)
-                if calls.again is not None:
-                    calls.again.end(values)
+                if calls.noting:
+                    calls.results = list(map(calls.stands_for, values))
+                    self._again[micro_batch] = calls
         return (Tape(variables, values, calls.describe, calls.numbers),
                 tuple([value.array for value in values]))
 
@@ -190,16 +183,25 @@ class LayersPart:
 
 
 class _Pass(Interceptor):
-    """One pass forward: its functions, and what is known of each."""
+    """One pass forward: its functions, and what is known of each.
 
-    def __init__(self, part: LayersPart) -> None:
+    If ``noting``, its calls are to be made once more, from other variables.
+    """
+
+    results: list[Any]
+
+    def __init__(self, part: LayersPart,
+                 variables: tuple[chainer.Variable, ...], noting: bool
+                 ) -> None:
         self.part, self.now = part, ''      # the name of the layer that runs
+        self.noting, self._given = noting, [one.node for one in variables]
+        self.config = dict(vars(_LOCAL))    # Chainer's settings
+        # With the nodes of their outputs.
+        self.calls: list[tuple[_Later, list[Any]]] = []
         # With which it began to draw; None: it draws nothing.
         self.place: Place | None = None
         # Whether a mean must leave out no labels.
         self.counts_all = False
-        # Where calls are noted, to be made again.
-        self.again: _Again | None = None
         # In which order functions were called, by their ids.
         self.numbers: dict[int, int] = {}
         self._names: list[str] = []         # of layers, by these numbers
@@ -211,7 +213,13 @@ class _Pass(Interceptor):
         seed_at(place, self.part.xp)
 
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
-        self._check_owners(inputs)
+        for x in inputs:
+            if isinstance(x, chainer.Parameter) and (
+                    x.node in self.part.foreign):
+                raise ValueError(
+                    f'it uses the parameter {x.name} of '
+                    f'{self.part.foreign[x.node]}, which is on another rank; '
+                    'cut so that both are on one rank')
         if self._inside:        # of a function that calls others
             return call_unchecked(node, inputs, original)
         number = len(self._names)
@@ -224,7 +232,7 @@ class _Pass(Interceptor):
             label = getattr(function, 'ignore_label', None)
             if label is not None and getattr(function, 'normalize', True):
                 self.leave_out(inputs[1], label)
-        later = self.again and _Later(node, inputs, self)
+        later = self.noting and _Later(node, inputs, self)
         self._inside = True
         try:
             with chainer.no_backprop_mode() if later else _NO_BLOCK:
@@ -234,91 +242,64 @@ class _Pass(Interceptor):
         self.numbers[id(node)] = number
         self._names.append(self.now)
         if later:
-            later.gave(outputs, number)
+            nodes = [output.node for output in outputs]
+            self.calls.append((later, nodes))
+            # A variable that the layer unchains loses it, and is a constant.
+            later.outputs = tuple(map(weakref.ref, nodes))
+            for one in nodes:
+                one._creator_node, one._rank = later, number + 1
         return outputs
 
     def call_link(self, link: Any, args: Any, kwargs: Any,
                   original: Callable) -> Any:
         return self.part.statistics.call_link(link, args, kwargs, original)
 
-    def _check_owners(self, inputs: Any) -> None:
-        """Parameters must be of this rank, and variables of this pass."""
-        for x in inputs:
-            if isinstance(x, chainer.Parameter):
-                if x.node in self.part.foreign:
-                    raise ValueError(
-                        f'it uses the parameter {x.name} of '
-                        f'{self.part.foreign[x.node]}, which is on another '
-                        'rank; cut so that both are on one rank')
-            elif isinstance(x, chainer.Variable) and not self._inside:
-                creator = x._node._creator_node
-                # Backward would go through another part's graph.
-                if creator is not None and not (
-                        creator.again is self.again
-                        if isinstance(creator, _Later)
-                        else id(creator) in self.numbers):
-                    raise ValueError(
-                        'it uses a variable of another layer or of an '
-                        'earlier batch; hand it on from layer to layer, as '
-                        'one of a tuple')
-
     def leave_out(self, labels: Any, label: int) -> None:
         if self.counts_all and bool(
                 (getattr(labels, 'array', labels) == label).any()):
             raise ValueError(
-                f'label {label} occurs and is ignored inside of a function '
-                'that does not say how many count; pass '
+                f'label {label} occurs, which the mean leaves out; pass '
                 f'loss_weight=lambda t: (t != {label}).sum()')
 
     def describe(self, function: Any) -> str:
         """The name of the layer that has called a function."""
         return self._names[self.numbers[id(function)]]
 
-
-# --- to be made again --------------------------------------------------------
-
-class _Again:
-    """The calls of a pass from some variables, to be made once more."""
-
-    def __init__(self, given: tuple[chainer.Variable, ...]) -> None:
-        self._given = [one.node for one in given]
-        self.config = dict(vars(_LOCAL))        # Chainer's settings
-        # With the nodes of their outputs.
-        self.calls: list[tuple[_Later, list[Any]]] = []
+    # --- to be made again ----------------------------------------------------
 
     def stands_for(self, x: Any) -> Any:
         """The node of a variable that will be made; a parameter; an array."""
-        if not isinstance(x, chainer.Variable):
+        if not isinstance(x, chainer.Variable) or isinstance(
+                x, chainer.Parameter):
             return x
-        return x if isinstance(x, chainer.Parameter) else x.node if (
-            x.node._creator_node is not None
-            or any(x.node is one for one in self._given)) else x.array
-
-    def end(self, values: tuple[chainer.Variable, ...]) -> None:
-        """Ends the first pass, with these results."""
-        self._results = list(map(self.stands_for, values))
+        creator = x.node._creator_node
+        if creator is None:
+            return (x.node if any(x.node is one for one in self._given)
+                    else x.array)
+        if getattr(creator, 'of', None) is not self:
+            raise ValueError(NOT_HANDED_ON)
+        return x.node
 
     def make(self, calls: _Pass, variables: tuple[chainer.Variable, ...]
              ) -> tuple[chainer.Variable, ...]:
         """Makes all calls once more, in another pass; the results."""
-        left = collections.Counter(itertools.chain(
-            (one for one in self._results if isinstance(one, VariableNode)),
-            *[later.inputs for later, _ in self.calls]))
+        # Where each value is used last.
+        last = {node: number for number, (later, _) in enumerate(self.calls)
+                for node in later.inputs}
+        last.update((one, len(self.calls)) for one in self.results
+                    if isinstance(one, VariableNode))
         values: dict[Any, Any] = dict(zip(self._given, variables, strict=True))
-        for later, nodes in self.calls:
+        for number, (later, nodes) in enumerate(self.calls):
             calls.now = later.name
             if later.place is not None and later.place is not calls.place:
                 calls.seed(later.place)         # for CuPy
-            outputs = later.make(values)
-            values.update({node: output for node, output in zip(
-                nodes, outputs, strict=True) if left[node]})
-            left.subtract(later.inputs)
-            for node in set(later.inputs):
-                if not left[node]:
+            values.update(zip(nodes, later.make(values), strict=True))
+            for node in {*later.inputs, *nodes}:
+                if last.get(node, number) == number:
                     del values[node]
         return tuple([
             values[one] if isinstance(one, VariableNode)
-            else chainer.as_variable(one) for one in self._results])
+            else chainer.as_variable(one) for one in self.results])
 
 
 class _Later(chainer.FunctionNode):
@@ -329,10 +310,9 @@ class _Later(chainer.FunctionNode):
 
     def __init__(self, node: chainer.FunctionNode, inputs: Any, of: _Pass
                  ) -> None:
-        assert of.again is not None
-        self.again, self.name, self.place = of.again, of.now, of.place
+        self.of, self.name, self.place = of, of.now, of.place
         self._config = {name: value for name, value in vars(_LOCAL).items()
-                        if value is not of.again.config.get(name)}
+                        if value is not of.config.get(name)}
         function = getattr(node, 'function', node)      # an old-style one
         self._function = copy.copy(function)
         # A function may write into what it has: running averages, say.
@@ -341,19 +321,10 @@ class _Later(chainer.FunctionNode):
             if isinstance(value, chainer.get_array_types())})
         self._arguments = [
             x if isinstance(x, (chainer.Parameter, VariableNode))
-            else x.copy() for x in map(self.again.stands_for, inputs)]
+            else x.copy() for x in map(of.stands_for, inputs)]
         self.inputs = tuple([
             x for x in self._arguments if isinstance(x, VariableNode)])
         self._state = numpy.random.get_state()
-
-    def gave(self, outputs: Any, number: int) -> None:
-        """Makes this call the creator of its outputs, by its number."""
-        # A variable that the layer unchains loses it, and is a constant.
-        nodes = [output.node for output in outputs]
-        self.outputs = tuple(map(weakref.ref, nodes))
-        for one in nodes:
-            one._creator_node, one._rank = self, number + 1
-        self.again.calls.append((self, nodes))
 
     def make(self, values: Mapping[Any, Any]) -> tuple:
         """The outputs, of variables by the nodes of the first ones."""
@@ -390,27 +361,30 @@ class LayersLoss:
     Args:
         loss_func: ``loss_func(*outputs, target)``, a mean.
         weight: ``weight(target)``: that of a micro-batch in the loss; None:
-            its labels that are not ignored, or else its samples.
+            its labels but those of its argument ``ignore_label``, or else its
+            samples.
     """
 
     def __init__(self, loss_func: Callable, weight: Callable | None) -> None:
         self._function, self._weight = loss_func, weight
-        self._ignored = ignored_label(loss_func)
+        # The label that the mean leaves out, as its argument says.
+        self._ignored: Any = None
+        with contextlib.suppress(TypeError, ValueError, KeyError):
+            options = inspect.signature(loss_func).parameters
+            if 'normalize' not in options or options['normalize'].default:
+                self._ignored = options['ignore_label'].default
         self._targets: list[Any] = []
         self.found: Reports = {}
 
-    def begin(self, targets: list[Any], replicas: int = 1) -> list[float]:
+    def begin(self, targets: list[Any]) -> list[float]:
         """Starts a batch; the weight of each micro-batch in the loss."""
         self._targets, self.found = targets, {}
         if self._weight is not None:
             return [checked_weight(self._weight(target))
                     for target in targets]
-        left = [[] if self._ignored is None else [int(
-            (to_cpu(target) == self._ignored).sum())] for target in targets]
-        return weights_of([
-            [(target.size - one, one) for one in several]
-            for several, target in zip(left, targets, strict=True)],
-            list(map(len, targets)), replicas)
+        return [float(len(target) if self._ignored is None
+                      else (target != self._ignored).sum())
+                for target in targets]
 
     def run(self, calls: _Pass, micro_batch: int, outputs: tuple
             ) -> tuple[chainer.Variable]:

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
-import inspect
 import math
 import operator
 import pickle
@@ -25,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import chainer
-import chainer.functions as F
 import numpy
 from chainer.link_hooks import SpectralNormalization
 from chainer.links import BatchNormalization, BatchRenormalization
@@ -33,24 +30,6 @@ from chainer.links import BatchNormalization, BatchRenormalization
 from ..intercept.function_calls import Interceptor
 
 # --- weights and loss --------------------------------------------------------
-
-def ignored_label(function: Callable) -> int | None:
-    """The label that a loss leaves out of its mean; None: it has none.
-
-    Known from the arguments ``ignore_label`` and ``normalize`` of Chainer's
-    functions, also when they were bound by :func:`functools.partial`.
-    """
-    try:
-        known = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return None
-    values = {name: parameter.default for name, parameter in known.items()}
-    while isinstance(function, functools.partial):
-        function = function.func
-    return None if not values.get('normalize', True) else (
-        -1 if function is F.sigmoid_cross_entropy      # built in
-        else values.get('ignore_label'))
-
 
 def checked_weight(value: Any) -> float:
     """A micro-batch's weight as a float, or ValueError."""

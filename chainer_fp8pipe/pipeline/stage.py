@@ -10,7 +10,6 @@
 # run again, on what they were given: no code of the model's.
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -106,8 +105,9 @@ class Stage:
         if again:
             self._kept['inputs', micro_batch, number] = arrays
         with self._events.section('forward', micro_batch, number), blame(
-                lambda: part.name, micro_batch), (
-                chainer.no_backprop_mode() if again else _NO_BLOCK):
+                lambda: part.name, micro_batch), chainer.using_config(
+                    'enable_backprop',
+                    chainer.config.enable_backprop and not again):
             tape, arrays = part.record(micro_batch, arrays,
                                        self._places[micro_batch])
         if self._train and not again:
@@ -183,6 +183,3 @@ class Stage:
                 channels.send(arrays, *channels.crossing(
                     True, what, boundary)),
                 sum(getattr(array, 'nbytes', 0) for array in arrays))
-
-
-_NO_BLOCK: Any = contextlib.nullcontext()

@@ -146,27 +146,25 @@ class Pipeline:
             ``'loss'``, and what the model has reported, with the paths of
             its links.
         """
-        return self.train(lambda: self.read(_either(arrays, named)))[0]
+        return self.train(lambda: self.read(_either(arrays, named)))
 
-    def train(self, read: Callable[[], Batch]) -> tuple[
-            dict[str, Any], dict[str, Any]]:
+    def train(self, read: Callable[[], Batch]) -> dict[str, Any]:
         """As :meth:`step`, for a batch that is read on the first stage.
 
-        Returns also the first stage's progress.  Where ``read`` raises
-        StopIteration, all ranks do.
+        Where ``read`` raises StopIteration, all ranks do.
         """
         optimizer = self.optimizer
         if self.grid.replicas > 1 and optimizer.is_changed(self._model):
             optimizer.communicator.bcast_data(self._model)
-        named, batch = self._run('train', read)
+        named = self._run('train', read)
         self.iteration += 1
         updates.finished((id(self), 'pipeline'))
-        return named, batch.progress
+        return named
 
     def evaluate(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """As :meth:`step`, without training, for this pipeline's batch."""
         return self._run('evaluate', lambda: self.read(
-            _either(arrays, named)))[0]
+            _either(arrays, named)))
 
     def predict(self, *inputs: Any, method: str | None = None) -> Any:
         """The model's output; see :meth:`.PipelineUpdater.predict`."""
@@ -176,7 +174,7 @@ class Pipeline:
                     'the first stage of each pipeline needs arrays')
             return self._adapter.batch(tuple(
                 getattr(array, 'array', array) for array in inputs), False)
-        return self._run('predict', read, method)[0]
+        return self._run('predict', read, method)
 
     def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
@@ -200,15 +198,12 @@ class Pipeline:
     # --- a step -------------------------------------------------------------
 
     def _run(self, step: str, read: Callable[[], Batch],
-             method: str | None = None) -> tuple[Any, Batch]:
-        """One step, ``'train'``, ``'evaluate'`` or ``'predict'``.
-
-        Returns its result and the batch, which ``read`` gave on some rank.
-        """
+             method: str | None = None) -> Any:
+        """The result of a step: ``'train'``, ``'evaluate'``, ``'predict'``."""
         with self._channels.moving(self._model.device):
             batch, total = self._open(step, read, method)
             with self._failing_together(step):
-                return self._carry_out(step, batch, total), batch
+                return self._carry_out(step, batch, total)
 
     def _carry_out(self, step: str, batch: Batch, total: float) -> Any:
         """What follows the first meeting; the result."""
@@ -425,29 +420,24 @@ class Pipeline:
         return batch
 
     def _pass_on(self, batch: Batch) -> Batch:
-        """The batch, from each stage to the next; a target, to the last."""
+        """The batch, from each stage to the next."""
         channels, rank = self._channels, self.grid.stage_index
-        last = self.grid.stages - 1
 
         def handed_on(arrays: Any) -> Any:
             if rank > 0:
                 arrays = channels.receive(rank - 1, BATCH)
-            if rank < last:
+            if not self._is_last:
                 channels.send(arrays, rank + 1, BATCH)
             return arrays
-        words, = handed_on(
-            None if rank else (numpy.frombuffer(_words(batch), numpy.uint8),))
+        words, target = handed_on(None if rank else (
+            numpy.frombuffer(_words(batch), numpy.uint8), batch.target))
         if rank > 0:
-            batch = pickle.loads(words.tobytes())
-        parts = [list(handed_on(None if rank else batch.parts[number]))
-                 for number in range(len(batch.trees))]
-        if batch.target is not None and last > 0 and rank in (0, last):
-            if rank == 0:
-                channels.send((batch.target,), last, BATCH)
-            else:
-                target, = channels.receive(0, BATCH)
-                batch = batch._replace(target=target)
-        return batch._replace(parts=parts or batch.parts)
+            batch = pickle.loads(words.tobytes())._replace(target=target)
+        for number in range(len(batch.trees)):
+            part = handed_on(None if rank else batch.parts[number])
+            if rank > 0:
+                batch.parts.append(list(part))
+        return batch
 
     def _places(self, batch: Batch) -> list[Place]:
         iteration = self.iteration if batch.step == 'train' else 0
@@ -457,8 +447,7 @@ class Pipeline:
 
 def _words(batch: Batch) -> bytes:
     """Pickles a batch without its arrays, which are sent after it."""
-    return pickle.dumps(batch._replace(
-        parts=[], target=None if batch.target is None else True))
+    return pickle.dumps(batch._replace(parts=[], target=None))
 
 
 @contextlib.contextmanager

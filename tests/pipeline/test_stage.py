@@ -181,9 +181,11 @@ def test_a_variable_that_goes_round_the_layers_is_an_error():
     def keep(x):
         kept.append(F.tanh(x))
         return kept[0] * 2
-    part(keep).record(0, (X,), PLACE)
-    with pytest.raises(LayerError, match='hand it on from layer to layer'):
-        part(lambda x: x + kept[0]).record(0, (X,), PLACE)
+    for recomputed in (), (1,):
+        kept.clear()
+        with pytest.raises(LayerError, match='hand it on from layer to layer'):
+            step([L.Linear(8, 8), keep, lambda x: x + kept[0]], cut=(2,),
+                 recomputed=recomputed)
 
 
 def test_only_what_functions_retain_is_kept():
