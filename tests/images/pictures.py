@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import functools
 import io
+from importlib.util import find_spec
 
 import numpy
 from PIL import Image
@@ -11,8 +12,9 @@ from PIL import Image
 @functools.cache
 def photograph():
     """A real photograph, (427, 640, 3) uint8."""
-    from sklearn.datasets import load_sample_image
-    return load_sample_image('china.jpg')
+    # Importing scikit-learn would take seconds.
+    folder, = find_spec('sklearn').submodule_search_locations
+    return numpy.asarray(Image.open(f'{folder}/datasets/images/china.jpg'))
 
 
 def jpeg(pixels, mode=None, **options):
