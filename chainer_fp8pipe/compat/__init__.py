@@ -7,11 +7,10 @@ compiler the package has no compiled parts.
 # A last finder is asked where no other has found a module.  So whoever imports
 # it, this package, ChainerMN or a script, says the same, and no module of this
 # package has to look first.
-import importlib.abc
 import importlib.machinery
+import os
 import sys
 import warnings
-from importlib import metadata
 
 from ._edits import TODAY
 
@@ -41,7 +40,7 @@ ABSENT = {name: text.format(name, *more) for name, text, *more in (
     ('chainer_fp8pipe.allreduce._engine', _COMPILED))}
 
 
-class LastFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class LastFinder:
     """Says what is absent, unless the caller asks whether it is there.
 
     Of a compiled part there is a module that says it when something of it is
@@ -70,12 +69,25 @@ class LastFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__getattr__ = missing
 
 
+def _installed():
+    """Chainer's version, by the name of what installers write; '' if none."""
+    # The import of importlib.metadata takes ten times as long.
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or '.')
+        except OSError:         # an archive, or not there
+            continue
+        for name in names:
+            start, _, ending = name.rpartition('.')
+            if start[:8] == 'chainer-' and ending in ('dist-info',
+                                                      'egg-info'):
+                return start[8:].partition('-py')[0]
+    return ''
+
+
 def _tell_of_an_unmended_chainer():
-    try:
-        found = metadata.version('chainer')
-    except metadata.PackageNotFoundError:
-        return          # the import of Chainer says so
-    if found != TODAY and sys.argv[1:2] != _INSTALL.split()[-1:]:
+    found = _installed()        # if none, the import of Chainer says so
+    if found and found != TODAY and sys.argv[1:2] != _INSTALL.split()[-1:]:
         how = ('with other edits than those' if '+today' in found
                else 'without the edits')
         warnings.warn(

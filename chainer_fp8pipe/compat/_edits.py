@@ -10,7 +10,7 @@ which the wheel gets as ``chainer/_today.py``.
 from __future__ import annotations
 
 import hashlib
-import pathlib
+import os
 from typing import NamedTuple
 
 CHAINER = '7.8.1'
@@ -219,9 +219,9 @@ _EDITS: dict[str, list[tuple]] = {
 
 EDITS = [Edit(*edit) for edits in _EDITS.values() for edit in edits]
 #: By its digest, a Chainer with the edits of another version is noticed.
-TODAY = f'{CHAINER}+today.e' + hashlib.sha256(
-    repr(EDITS).encode() + pathlib.Path(__file__).with_name(
-        '_today.py').read_bytes()).hexdigest()[:7]
+with open(os.path.join(os.path.dirname(__file__), '_today.py'), 'rb') as _file:
+    TODAY = f'{CHAINER}+today.e' + hashlib.sha256(
+        repr(EDITS).encode() + _file.read()).hexdigest()[:7]
 
 
 def edited(file: str, text: str) -> str:
