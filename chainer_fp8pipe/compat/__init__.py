@@ -55,7 +55,8 @@ class LastFinder:
                 == 'importlib.util' for f in asked):
             return None
         if name.startswith('chainer_fp8pipe.'):
-            return importlib.machinery.ModuleSpec(name, self)
+            return importlib.machinery.ModuleSpec(
+                name, self)     # type: ignore[arg-type]
         raise ModuleNotFoundError(ABSENT[name], name=name)
 
     def create_module(self, spec):
