@@ -28,12 +28,13 @@ _PROBLEM = (1 << 64) - 1
 
 #: What all ranks of a communicator must have while one has it, by its name.
 in_common: list[tuple[MPI.Comm, str]] = []
+_THERE = 'there'
 
 
 def with_common(comm: MPI.Comm, entries: Mapping[str, str]) -> dict[str, str]:
     """Entries with what these ranks must have in common."""
     return {**entries, **{
-        name: 'there' for ranks, name in in_common
+        name: _THERE for ranks, name in in_common
         if ranks and MPI.Comm.Compare(comm, ranks) != MPI.UNEQUAL}}
 
 
@@ -164,9 +165,12 @@ def _explain(everyone: Sequence[tuple[str, dict[str, str]]], remedy: str
     rank, other = next(((rank, other) for rank, (_, other)
                         in enumerate(everyone)
                         if [*other.items()] != [*first.items()]), (0, first))
-    sentence = next((
+    sentence, remedy = next(((
         f'{name} is {first.get(name, "missing")} on rank 0 but '
-        f'{other.get(name, "missing")} on rank {rank}'
+        f'{other.get(name, "missing")} on rank {rank}',
+        # What all or none must have is no fault of the rest.
+        '' if _THERE in (first.get(name), other.get(name)) else remedy)
         for name in {**first, **other} if first.get(name) != other.get(name)),
-        f'rank 0 and rank {rank} have the same entries in a different order')
+        (f'rank 0 and rank {rank} have the same entries in a different order',
+         remedy))
     return f'{sentence}. {remedy}'.strip()

@@ -109,6 +109,12 @@ def ranks_of(comm: Any) -> MPI.Comm:
     return found
 
 
+def ranks_in(comm: Any) -> MPI.Comm:
+    """The same, or of a grid all ranks; None: of the whole job."""
+    return MPI.COMM_WORLD if comm is None else comm.comm if isinstance(
+        comm, ProcessGrid) else ranks_of(comm)
+
+
 def _divisor(comm: MPI.Comm, name: str, value: Any) -> int:
     """An argument, agreed upon before it is checked."""
     if isinstance(value, numpy.integer):

@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from .._version import __version__
 from ..intercept.patching import AroundCalls
-from ..mpi import all_ranks
+from ..mpi.grid import ranks_in
 from ..report import record
 from ..report.launch_protocol import EARLIER
 from ..report.page import write_page
@@ -61,8 +61,7 @@ class RunReport(extension.Extension):
     that goes on or was killed.  A report that cannot be written is a warning.
 
     Args:
-        comm: All ranks: a communicator of this package, ChainerMN's or
-            mpi4py's, or a ``ProcessGrid``; None: ``MPI.COMM_WORLD``.  Of a
+        comm: All ranks, as of :class:`Snapshot`; of a
             :class:`PipelineUpdater`, those of its grid are taken.
         filename: Of the page; None for none, the record only.
         directory: The result folder; None: the trainer's ``out``.
@@ -81,71 +80,48 @@ class RunReport(extension.Extension):
 
     def __init__(self, comm: Any = None, filename: str | None = 'report.html',
                  directory: str | None = None) -> None:
-        self._ranks = MPI.COMM_WORLD if comm is None else all_ranks(comm)
-        if not isinstance(self._ranks, MPI.Comm):
-            raise TypeError(
-                'RunReport needs a communicator of this package, ChainerMN '
-                f'or mpi4py, or a ProcessGrid, not {comm!r}')
-        self._filename, self._directory = filename, directory
+        self._ranks = ranks_in(comm)
+        self._filename, self._out = filename, directory or ''
         self._warned = False
         self._writer: Any = None
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        if any(isinstance(entry.extension, RunReport)
-               and entry.extension is not self
-               for entry in trainer._extensions.values()):
+        if sum(isinstance(entry.extension, RunReport)
+               for entry in trainer._extensions.values()) > 1:
             raise ValueError('the trainer has RunReport twice, which would '
                              'write the same files; extend it with one')
         updater = self._updater = trainer.updater
-        grid = getattr(updater, 'grid', None)
-        self._ranks = self._ranks if grid is None else grid.comm
-        self._out = (trainer.out if self._directory is None
-                     else self._directory)
+        self._ranks = ranks_in(getattr(updater, 'grid', self._ranks))
+        self._out = self._out or trainer.out
         # What is being handled now is not what will end the training.
         self._handled = sys.exc_info()[1]
         with self._warns(OSError):
             self._writer = record.RecordWriter(self._out, self._ranks.rank)
-        if self._writer is None:
-            return
-        self._parts: list[record.Part] = []     # what will be written next
-        # Of the updates since the last point of the curves.
-        self._begun = self._point = updater.iteration
-        self._values = chainer.reporter.DictSummary()
-        # Of updates since the last interval: ends, seconds, and seconds by
-        # section.
-        self._laps: list[tuple[float, float, dict[str, float]]] = []
-        self._stream = stream_of(updater, *(
-            getattr(optimizer, 'communicator', None)
-            for optimizer in updater.get_all_optimizers().values()))
-        self._kept = self._stream.keep()
-        # When the last lap ended, and what the stream had counted by then.
-        self._end, self._counted = 0.0, dict[str, float]()
-        self._calls = AroundCalls()
-        self._calls.add(updater, 'update', self._timed)
-        self._next = time.monotonic() + _SECONDS
-        self._write(_start(updater, self._ranks.size))
+        if self._writer is not None:
+            self._parts: list[record.Part] = [     # what will be written next
+                _start(updater, self._ranks.size)]
+            self._curves = _Curves(updater, self._parts)
+            self._steps = _Steps(updater, self._parts, self._ranks.rank)
+            self._write()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if self._writer is None:
             return
         if not self._ranks.rank:
-            self._observe(trainer.observation)
-        now = time.monotonic()
-        if now >= self._next:
+            self._curves.observe(trainer.observation)
+        if time.monotonic() >= self._last + max(
+                _SECONDS, _SHARE * trainer.elapsed_time):
             self._write()
-            self._next = now + max(_SECONDS, _SHARE * trainer.elapsed_time)
 
     def finalize(self) -> None:
         """Ends the record, and prints the verdict."""
         if self._writer is None:
             return
-        self._calls.close()
-        self._stream.keep_no_more(self._kept)
+        self._steps.close()
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
-        if not self._ranks.rank:
-            self._draw()
+        self._curves.draw()
         self._write(record.RunEnd(time.time(), self._updater.iteration, error))
         self._writer = None
         if self._ranks.rank == 0:
@@ -180,15 +156,23 @@ class RunReport(extension.Extension):
 
     def _write(self, *more: record.Part) -> None:
         """Writes what there is, with the updates since the last call."""
-        parts = [*self._parts, *self._interval(), *more]
-        self._parts.clear()
+        self._steps.sum_up()
         with self._warns():
-            self._writer.write(parts)
+            self._writer.write([*self._parts, *more])
+        self._parts.clear()
+        self._last = time.monotonic()
 
-    # --- curves --------------------------------------------------------------
 
-    def _observe(self, observation: Mapping[str, Any]) -> None:
-        """Takes over what was reported, for a point of one or more updates."""
+class _Curves:
+    """What the training reports, as points of one or more updates."""
+
+    def __init__(self, updater: Any, parts: list[record.Part]) -> None:
+        self._updater, self._parts = updater, parts
+        self._begun = self._last = updater.iteration
+        self._values = chainer.reporter.DictSummary()
+
+    def observe(self, observation: Mapping[str, Any]) -> None:
+        """Takes over what was reported in an update."""
         for name, value in observation.items():
             value = getattr(value, 'array', value)
             # What is no number is left out; a GPU is not waited for.
@@ -198,22 +182,43 @@ class RunReport(extension.Extension):
                         value, chainer.backends.cuda.ndarray)
                         else float(value)})
         iteration = self._updater.iteration
-        if iteration - self._point > (iteration - self._begun) // _POINTS:
-            self._draw()
+        if iteration - self._last > (iteration - self._begun) // _POINTS:
+            self.draw()
 
-    def _draw(self) -> None:
+    def draw(self) -> None:
         """The point of the updates since the last one, if there are some."""
-        if self._updater.iteration == self._point:
-            return
-        values, self._values = self._values, chainer.reporter.DictSummary()
-        self._point = self._updater.iteration
-        self._parts.append(record.CurvePoint(
-            time.time(), self._point,
-            float(getattr(self._updater, 'epoch_detail', 0.0)), {
-                name: float(value) for name, value
-                in values.compute_mean().items()}))
+        if means := self._values.compute_mean():
+            self._values = chainer.reporter.DictSummary()
+            self._last = self._updater.iteration
+            self._parts.append(record.CurvePoint(
+                time.time(), self._last,
+                float(getattr(self._updater, 'epoch_detail', 0.0)),
+                {name: float(value) for name, value in means.items()}))
 
-    # --- times ---------------------------------------------------------------
+
+class _Steps:
+    """The times of updates and their sections, and events of some of them."""
+
+    def __init__(self, updater: Any, parts: list[record.Part], rank: int
+                 ) -> None:
+        self._updater, self._parts, self._rank = updater, parts, rank
+        self._begun = updater.iteration
+        # Of updates since the last interval: ends, seconds, and seconds by
+        # section.
+        self._laps: list[tuple[float, float, dict[str, float]]] = []
+        self._stream = stream_of(updater, *(
+            getattr(optimizer, 'communicator', None)
+            for optimizer in updater.get_all_optimizers().values()))
+        self._kept = self._stream.keep()
+        # When the last lap ended, and what the stream had counted by then.
+        self._end, self._counted = 0.0, dict[str, float]()
+        self._calls = AroundCalls()
+        self._calls.add(updater, 'update', self._timed)
+
+    def close(self) -> None:
+        """Records nothing any more."""
+        self._calls.close()
+        self._stream.keep_no_more(self._kept)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -240,7 +245,7 @@ class RunReport(extension.Extension):
                 begin - origin, iteration, end - begin, tuple(
                     event._replace(start=event.start - origin,
                                    end=event.end - origin)
-                    for event in events_of(taken, self._ranks.rank, 0.0)
+                    for event in events_of(taken, self._rank, 0.0)
                     if event.end > begin)))
 
     def _counts(self) -> dict[str, float]:
@@ -248,10 +253,10 @@ class RunReport(extension.Extension):
         return {**self._stream.hidden, **{
             name: getattr(self._stream, name) for name in _BYTES}}
 
-    def _interval(self) -> list[record.Part]:
-        """The updates since the last interval, if there are some."""
+    def sum_up(self) -> None:
+        """The updates since the last call, if there are some."""
         if not self._laps:
-            return []
+            return
         ends, all_busy, by_section = zip(*self._laps, strict=True)
         steps, busy = numpy.diff([self._end, *ends]), numpy.array(all_busy)
         sections = {name: numpy.array([one.get(name, 0.0)
@@ -261,21 +266,20 @@ class RunReport(extension.Extension):
         # the update.
         sections['other'] = numpy.maximum(0.0, busy - sum(sections.values()))
         sections['between'] = steps - busy
-        now, before, last = self._counts(), self._counted, (
-            self._updater.iteration)
-        grown = {name: (now[name] - before.get(name, 0.0)) / len(ends)
+        now, last = self._counts(), self._updater.iteration
+        grown = {name: (now[name] - self._counted.get(name, 0.0)) / len(ends)
                  for name in now}
         self._laps, self._end, self._counted = [], ends[-1], now
         lower, middle = numpy.quantile(busy - sum(
             sections[name] for name in record.COMMUNICATION),
             [0.25, 0.5]).tolist()
-        return [record.RankInterval(
-            time.time(), self._ranks.rank, last - len(ends) + 1, last,
+        self._parts.append(record.RankInterval(
+            time.time(), self._rank, last - len(ends) + 1, last,
             (lower, middle),
             {name: float(values.mean()) for name, values in sections.items()
              if values.any()},
             {name: grown[name] for name in record.PHASES if grown.get(name)},
-            *_sent(self._updater, *(grown[name] for name in _BYTES)))]
+            *_sent(self._updater, *(grown[name] for name in _BYTES))))
 
 
 def _start(updater: Any, ranks: int) -> record.RunStart:

@@ -316,7 +316,7 @@ def test_an_extension_that_fails_to_begin_leaves_nothing_patched(
 
 
 def test_two_reports_and_what_is_no_communicator_are_refused(tmp_path):
-    with pytest.raises(TypeError, match='needs a communicator'):
+    with pytest.raises(TypeError, match='must be a communicator'):
         RunReport(7)
     trainer = trainer_of(tmp_path)
     trainer.extend(RunReport())

@@ -54,6 +54,11 @@ def iteration_of(folder: str) -> int:
     return int(found[1]) if found else -1
 
 
+def names_of(ranks: int) -> list[str]:
+    """The names of all files of a snapshot."""
+    return [f'rank{rank}of{ranks}.npz' for rank in range(ranks)]
+
+
 def files_in(folder: str) -> list[str]:
     """The files of all ranks that this host sees."""
     return glob.glob(os.path.join(glob.escape(folder), 'rank*.npz'))
@@ -70,7 +75,7 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str
           ) -> None:
     """Writes a rank's file; what was there before is replaced at the end."""
     os.makedirs(folder, exist_ok=True)
-    with written_whole(os.path.join(folder, f'rank{rank}of{ranks}.npz'), 'wb'
+    with written_whole(os.path.join(folder, names_of(ranks)[rank]), 'wb'
                        ) as file:
         with zipfile.ZipFile(file, 'w') as archive:
             for key, value in state.items():

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import uuid
 import warnings
 import weakref
@@ -21,10 +22,10 @@ from chainer.training import extension, triggers
 from mpi4py import MPI
 
 from ...chains.saving import saving_parts
-from ...mpi import all_ranks
 from ...mpi.agreement import agree, in_common, raise_together
-from ...mpi.grid import grid_of
+from ...mpi.grid import grid_of, ranks_in
 from ...mpi.waiting import Wait, wait_until, waiting, world_ranks
+from ...mpi.world import stderr
 from ...pipeline.schedules import at_least_one
 from ...report.record import written_whole
 from . import file, state
@@ -32,6 +33,8 @@ from .file import DamagedSnapshot, State, find_snapshots, iteration_of
 
 #: Seconds for which a training that has failed waits for its own file.
 _PATIENCE = 60.0
+#: After which a rank says that it waits for others to have a Snapshot, too.
+_LATE = 60.0
 
 _resumed = weakref.WeakSet[training.Trainer]()      # also without a snapshot
 
@@ -89,14 +92,15 @@ class Snapshot(extension.Extension):
 
     Args:
         comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a
-            communicator of mpi4py's.  Residuals are found in it and in the
-            communicators of multi-node optimizers.
+            communicator of mpi4py's; None: ``MPI.COMM_WORLD``.  Residuals are
+            found in it and in the communicators of multi-node optimizers.
         retain: How many of the newest snapshots to keep; None: all.
         directory: Of the snapshots, made when it is needed; None: the
             trainer's ``out``.  Hosts may have one of the same name each; they
             must share it for a run that goes on with other ranks.
 
     Raises:
+        TypeError: ``comm`` is no communicator.
         ValueError: ``retain`` is no whole number of at least 1.
         RuntimeError: On all ranks: after the first update, if a new run finds
             snapshots, which would be mixed with its own; later, if a value
@@ -111,7 +115,8 @@ class Snapshot(extension.Extension):
                  directory: str | None = None) -> None:
         if retain is not None:
             retain = at_least_one('retain', retain)
-        self._comm, self._retain, self._directory = comm, retain, directory
+        self._comm, self._ranks = comm, ranks_in(comm)
+        self._retain, self._directory = retain, directory
         self._named = set[str]()        # in warnings
         # The folder that is being written, and what is not in it.
         self._writing: tuple[futures.Future, str, list[str]] | None = None
@@ -120,7 +125,7 @@ class Snapshot(extension.Extension):
 
     def initialize(self, trainer: training.Trainer) -> None:
         """Begins to take part; sends nothing that another rank waits for."""
-        ranks, self._trainer = all_ranks(self._comm), trainer
+        ranks, self._trainer = self._ranks, trainer
         self._common = ranks, ('the extension Snapshot, which every rank needs'
                                ' or none,')
         in_common.append(self._common)
@@ -130,27 +135,21 @@ class Snapshot(extension.Extension):
         is_first = [True]
         is_new = begin == 0 and trainer not in _resumed
 
-        def look(folder: str, whole: int) -> None:
+        def look(folder: str) -> None:
             if is_new:
                 raise FileExistsError(
                     f'{folder} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
-            if iteration_of(folder) > begin and not whole:
-                shutil.rmtree(folder, ignore_errors=True)
-            elif iteration_of(folder) > begin:      # the first rank's counts
+            if iteration_of(folder) > begin:    # the first rank's move counts
                 with contextlib.suppress(OSError):
                     os.rename(folder, f'{folder}.given_up.{uuid.uuid4().hex}')
 
         def before() -> None:
             if is_first:        # the first update has brought all ranks here
                 is_first.clear()
-                with waiting(lambda: [Wait(
-                        'Snapshot on all ranks (extend every trainer with it)',
-                        world_ranks(ranks))]):
-                    agree(ranks, {})
+                _meet(ranks)
                 found = _seen(ranks, self._directory or trainer.out)
-                raise_together(ranks, lambda: [*map(
-                    look, found, found.values())])
+                raise_together(ranks, lambda: [*map(look, found)])
         for entry in trainer._extensions.values():
             if entry.extension is self and type(entry.trigger) is not Followed:
                 entry.trigger = Followed(entry.trigger, ranks, before)
@@ -185,7 +184,7 @@ class Snapshot(extension.Extension):
         Values are copied into those of the last time, where they fit, as the
         system takes several times as long to give new memory.
         """
-        ranks, last = all_ranks(self._comm), self._copies
+        ranks, last = self._ranks, self._copies
 
         def copied() -> list[str]:
             found, left_out = state.collect(trainer, self._comm)
@@ -219,7 +218,7 @@ class Snapshot(extension.Extension):
             return
         (writing, folder, left_out), self._writing = self._writing, None
         wait_until(writing.done)
-        error, ranks = writing.exception(), all_ranks(self._comm)
+        error, ranks = writing.exception(), self._ranks
         told = ranks.allgather((
             error and f'{type(error).__name__}: {error}', left_out))
         problem = '; '.join(f'rank {rank}: {text}'
@@ -240,6 +239,20 @@ class Snapshot(extension.Extension):
             'that goes on has it as the script makes it; keep numbers, texts, '
             'arrays, and lists or dictionaries of them'
             for text in sorted(new))], RuntimeError)
+
+
+def _meet(ranks: MPI.Comm) -> None:
+    """Waits until all ranks ask for the first time whether to save."""
+    text = 'Snapshot on all ranks (extend every trainer with it)'
+    # ChainerMN's communicators never tell other ranks that one has it.
+    late = threading.Timer(_LATE, lambda: print(
+        f'chainer_fp8pipe: rank {ranks.rank} has waited for {_LATE:.0f} '
+        f'seconds for {text}', file=stderr(), flush=True))
+    late.daemon = True
+    late.start()
+    with waiting(lambda: [Wait(text, world_ranks(ranks))]):
+        agree(ranks, {})
+    late.cancel()
 
 
 # --- reading -----------------------------------------------------------------
@@ -277,7 +290,7 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
             another model or optimizer, or lacks something: the trainer is as
             it was.  Or a rank cannot restore its part: make the trainer anew.
     """
-    ranks = all_ranks(comm)
+    ranks = ranks_in(comm)
     if damaged not in ('error', 'aside'):
         raise ValueError(
             f"damaged must be 'error' or 'aside', not {damaged!r}")
@@ -347,19 +360,17 @@ def _seen(ranks: MPI.Comm, path: str) -> dict[str, int]:
 
     By their folders: of how many ranks it is; 0: not all files are there.
     """
-    names: dict[str, str] = defaultdict(str)
-    for one in ranks.allgather({
-            os.path.basename(folder) * (folder != path): ' '.join(
-                os.path.basename(name) for name in file.files_in(folder))
-            for folder in ([path] if file.files_in(path)
-                           else find_snapshots(path))}):
-        for folder, files in one.items():
-            names[folder] += f' {files} '
+    own = [os.path.relpath(name, path) for folder in (
+        [path] if file.files_in(path) else find_snapshots(path))
+        for name in file.files_in(folder)]
+    files: dict[str, set[str]] = defaultdict(set)
+    for name in {name for names in ranks.allgather(own) for name in names}:
+        files[os.path.dirname(name)].add(os.path.basename(name))
     return {os.path.join(path, folder) if folder else path: next((
-        int(number) for number in re.findall(r'of(\d+)\.', names[folder])
-        if all(f' rank{rank}of{number}.npz ' in names[folder]
-               for rank in range(int(number)))), 0)
-        for folder in sorted(names, key=iteration_of, reverse=True)}
+        ranks for ranks in {int(re.split(r'of|\.', one)[1]) for one in its}
+        if its.issuperset(file.names_of(ranks))), 0)
+        for folder, its in sorted(
+            files.items(), key=lambda item: -iteration_of(item[0]))}
 
 
 def _read(ranks: MPI.Comm, folder: str, number: int, current: State,
@@ -374,8 +385,7 @@ def _read(ranks: MPI.Comm, folder: str, number: int, current: State,
     """
     if not number:
         raise DamagedSnapshot('DamagedSnapshot: files of ranks are not there')
-    paths = [os.path.join(folder, f'rank{rank}of{number}.npz')
-             for rank in range(number)]
+    paths = [os.path.join(folder, name) for name in file.names_of(number)]
 
     def manifests(some: list[str]) -> list[file.Manifest]:
         return raise_together(ranks, lambda: [

@@ -1,18 +1,10 @@
 """The state of one rank, complete for an exact continuation."""
 # A state is a flat dictionary of arrays.  Its keys are what Chainer calls
-# them, or below ``job/`` what Chainer's serializers leave out:
-#
-#     job/optimizer/main/own            attributes of an optimizer
-#     job/optimizer/main/hook NAME      of its hooks; so for hyperparameters
-#     job/optimizer/main/l1/W/own       the same of a parameter's update rule
-#     job/extension/NAME ...            objects of the script's own classes
-#     job/communicator/main, job/iterator/main, job/random, job/stopping/NAME
-#     job/trainer                       what its stop trigger will look at
-#
-# Of optimizers, rules and hooks all attributes are kept that JSON with arrays
-# in it can hold; of the script's own classes those that the training has
-# changed, as others may be of the rank or folder.  What it has changed and
-# cannot be kept, also a generator in a link, is named in a warning.
+# them, or below ``job/`` what Chainer's serializers leave out.  Of optimizers,
+# rules and hooks all attributes are kept that JSON with arrays in it can hold;
+# of the script's own classes those that the training has changed, as others
+# may be of the rank or folder.  What it has changed and cannot be kept, also a
+# generator in a link, is named in a warning.
 from __future__ import annotations
 
 import contextlib
@@ -23,7 +15,7 @@ import pickle
 import random
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import chainer
@@ -37,9 +29,8 @@ from .file import NONE, Manifest, State
 
 MODEL, LAYOUT = 'updater/model:', 'job/layout'
 _ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
-_RANDOM, _COMMUNICATOR, _LENGTH, _KEPT, _STOPPING = (
-    'job/random', 'job/communicator/', 'job/iterator/', 'job/optimizer/',
-    'job/stopping/')
+_RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
+    'job/random', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
 _STOP = 'stop_trigger'
 #: What the last snapshot has not: a run that goes on asks its stop trigger
 #: again.
@@ -114,19 +105,23 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
                        getattr(hook, '__self__', hook))
         for place, link in optimizer.target.namedlinks():
             yield f'job/link/{main}{place}', link
-    found = [
-        ('updater/own', updater),
-        # One that divides batches has the script's own.
-        *((f'of iterator/{name}', getattr(one, '_own', None) or one)
-          for name, one in getattr(updater, '_iterators', {}).items()),
-        *((f'trigger of/{name}', one) for name, one in _triggers(trainer))]
-    for name, entry in trainer._extensions.items():
-        own = inspect.unwrap(entry.extension)
-        found.append((f'extension/{name}', getattr(own, '__self__', own)))
-    for key, one in found:
-        if not _is_librarys(one):
+    for key, one in (
+            ('updater/own', updater),
+            # One that divides batches has the script's own.
+            *((f'of iterator/{name}', getattr(one, '_own', None) or one)
+              for name, one in _iterators(trainer)),
+            *((f'trigger of/{name}', one) for name, one in _triggers(trainer)),
+            *((f'extension/{name}', inspect.unwrap(entry.extension))
+              for name, entry in trainer._extensions.items())):
+        one = getattr(one, '__self__', one)
+        # Chainer has no serialize() for this one.
+        if not _is_librarys(one) or isinstance(one, EarlyStoppingTrigger):
             yield f'job/{key}', one
     yield 'job/trainer', trainer
+
+
+def _iterators(trainer: training.Trainer) -> Iterable[tuple[str, Any]]:
+    return getattr(trainer.updater, '_iterators', {}).items()
 
 
 def _triggers(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
@@ -258,8 +253,7 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
     if trainer._start_at is None:       # which is set when it runs
         trainer._start_at = trainer_module._get_time()
     serializer, state = chainer.serializers.DictionarySerializer(), State()
-    serializer.save(trainer)
-    _serialize_stopping(trainer, serializer)
+    _serialize(trainer, serializer)
     for key, value in serializer.target.items():
         array = numpy.asarray(value)
         try:
@@ -269,22 +263,21 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
             raise TypeError(f'{key} cannot be saved; serialize arrays, '
                             'numbers and texts') from None
     kept, left_out = _keep(trainer)
-    state |= kept
-    for prefix, communicator, model in _communicators(trainer, comm):
+    communicators = [*_communicators(trainer, comm)]
+    for prefix, communicator, model in communicators:
         if hasattr(communicator, 'state'):
             state |= {prefix + key: value for key, value
                       in communicator.state(model).items()}
-    for name, iterator in getattr(trainer.updater, '_iterators', {}).items():
+    for name, iterator in _iterators(trainer):
         if hasattr(getattr(iterator, 'dataset', None), '__len__'):
             state[f'{_LENGTH}{name}'] = numpy.asarray(len(iterator.dataset))
     # Ranks with the same one go on exactly.
     state[LAYOUT] = _json([*sorted(filter(is_models, state)), *(
         getattr(one, 'name', type(one).__name__)
-        for _, one, _ in _communicators(trainer, comm))])
-    arrays = State()
+        for _, one, _ in communicators)])
     state[_RANDOM] = _json(_pack(
-        [numpy.random.get_state(), random.getstate()], _RANDOM, arrays))
-    return state | arrays, left_out
+        [numpy.random.get_state(), random.getstate()], _RANDOM, kept))
+    return state | kept, left_out
 
 
 def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
@@ -292,20 +285,12 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
     _restore_kept(state, trainer)
     # Not strict: an optimizer that had not updated a parameter yet has no
     # state of it; necessary keys were checked before.
-    deserializer = chainer.serializers.NpzDeserializer(state, strict=False)
-    trainer.serialize(deserializer)
-    _serialize_stopping(trainer, deserializer)
+    _serialize(trainer, chainer.serializers.NpzDeserializer(
+        state, strict=False))
     now = trainer._snapshot_elapsed_time
-    for name, trigger in _triggers(trainer):
-        if name == _STOP:
-            if isinstance(trigger, EarlyStoppingTrigger) and (
-                    trigger._stop_condition()):
-                # No number: it fires when it is asked next.
-                vars(trigger._max_trigger).update(
-                    _previous_iteration=math.nan,
-                    _previous_epoch_detail=math.nan)
+    for _, trigger in _triggers(trainer):
         # One that had other intervals would fire for all that have gone by.
-        elif isinstance(trigger, TimeTrigger) and trigger._next_time <= now:
+        if isinstance(trigger, TimeTrigger) and trigger._next_time <= now:
             trigger._next_time = now + trigger._period
     for prefix, communicator, model in _communicators(trainer, comm):
         if own := {key[len(prefix):]: value for key, value in state.items()
@@ -318,19 +303,21 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
         random.setstate(pythons)
 
 
-def _serialize_stopping(trainer: training.Trainer, serializer: Any) -> None:
-    """Saves or loads Chainer's triggers that have no ``serialize``."""
+def _serialize(trainer: training.Trainer, serializer: Any) -> None:
+    """Saves or loads what Chainer's own snapshots have, and what stops."""
+    trainer.serialize(serializer)
     for name, trigger in _triggers(trainer):
-        part = serializer[_STOPPING + name]
-        if isinstance(trigger, EarlyStoppingTrigger) and (count := part(
-                'count', trigger.count if isinstance(
-                    serializer, chainer.Serializer) else None)) is not None:
-            trigger.count = int(count)
-            trigger.best = part('best', float(trigger.best))
+        part = serializer[f'job/stopping/{name}']
+        if isinstance(trigger, EarlyStoppingTrigger) and part(
+                'is there', isinstance(serializer, chainer.Serializer)):
             trigger._summary.serialize(part['summary'])
             trigger._interval_trigger.serialize(part['interval'])
             trigger._max_trigger.serialize(
                 serializer[_STOP] if name == _STOP else part['max'])
+            if trigger._stop_condition():   # it fires when it is asked next
+                vars(trigger._max_trigger).update(
+                    _previous_iteration=math.nan,
+                    _previous_epoch_detail=math.nan)
 
 
 def _communicators(trainer: training.Trainer, comm: Any
@@ -365,7 +352,7 @@ def wanted(parts: list[Manifest], rank: int, current: State,
     random numbers its own, or else how far the first rank's iterators are;
     nothing of communicators; of all else the first value.
     """
-    own = parts[rank].digests if rank < len(parts) else {}
+    own = parts[rank].digests if rank < len(parts) else None
     parameters = _parameters(trainer)
     found: dict[int, list[str]] = defaultdict(list)
     for key, source in {key: part.rank for part in reversed(parts)
@@ -374,11 +361,10 @@ def wanted(parts: list[Manifest], rank: int, current: State,
         about = key.partition('#')[0].removeprefix(_OPTIMIZER).removeprefix(
             _KEPT).rpartition('/')[0]
         if key.startswith((_ITERATOR, _LENGTH, 'job/of iterator/', _RANDOM)):
-            if key in own:
-                source = rank
-            elif rank >= len(parts) and (
+            if own is None and (
                     key.startswith(_RANDOM) or key.endswith('/order')):
                 continue
+            source = rank if own and key in own else source
         elif key.startswith(_COMMUNICATOR) or (
                 key.startswith(MODEL) and key not in current) or (
                 key.startswith((_OPTIMIZER, _KEPT)) and '/' in about
@@ -409,10 +395,8 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
                  ) -> str:
     """Why a state cannot be restored; '' if it can."""
     parameters = _parameters(trainer)
-    # The model first.
-    for key, now in sorted(current.items(), key=lambda item: (
-            not item[0].startswith(MODEL), item[0])):
-        was = saved.get(key)
+    for key in sorted(current, key=lambda key: not is_models(key)):
+        now, was = current[key], saved.get(key)
         if was is None:
             # When to save is no state of the training.
             if not key.startswith((

@@ -1,6 +1,7 @@
 """Where a snapshot is not written, or not whole: nothing older is lost."""
 import contextlib
 import os
+import sys
 import threading
 import warnings
 from unittest import mock
@@ -131,6 +132,7 @@ def test_a_failure_of_one_rank_in_reading_is_one_of_all(comm, what, tmp_path):
 
 @on_ranks(2)
 def test_a_snapshot_on_one_rank_only_is_an_error_on_all(comm, tmp_path):
+    """Whose remedy does not speak of the model."""
     def pipeline(updates):
         job = Job(comm)
         return job.trainer(tmp_path, updates), job.grid
@@ -138,8 +140,8 @@ def test_a_snapshot_on_one_rank_only_is_an_error_on_all(comm, tmp_path):
         if comm.rank == 0:
             trainer.extend(Snapshot(ranks))
         with pytest.raises(ValueError, match='Snapshot, which every rank '
-                           'needs or none, is there on rank 0 but missing on '
-                           'rank 1'):
+                           r'needs or none, is there on rank 0 but missing on '
+                           r'rank 1\.$'):
             trainer.run()
     trainer, communicator = make_trainer(comm, tmp_path, 1)
     trainer.run()       # is not held to what has ended
@@ -148,15 +150,21 @@ def test_a_snapshot_on_one_rank_only_is_an_error_on_all(comm, tmp_path):
 @on_ranks(2)
 def test_one_that_only_chainermn_hears_of_is_waited_for_by_name(
         comm, tmp_path):
-    """For as long as it takes; the watch judges jobs that stand still."""
     trainer, communicator = make_trainer(comm, tmp_path, 1, name='naive')
     if comm.rank == 0:
         trainer.extend(Snapshot(communicator))
+        said = threading.Event()
 
         def wait(*_):
+            assert said.wait(60)
             raise KeyError(current_waits()[0].text)
-        with mock.patch.object(snapshot, 'agree', wait), pytest.raises(
-                KeyError, match='Snapshot on all ranks'):
+
+        def stream():
+            said.set()
+            return sys.stderr
+        with mock.patch.multiple(
+                snapshot, agree=wait, stderr=stream, _LATE=0), pytest.raises(
+                    KeyError, match='Snapshot on all ranks'):
             trainer.run()
     else:
         trainer.updater.update()        # only this one is in common
