@@ -190,8 +190,8 @@ class ChainAdapter(Adapter):
 
     def _record(self, step: str, function: Callable, batches: list[Any],
                 places: list[Place]) -> None:
-        part = self._partition
-        names, placement = part.names, part.placement
+        part, names = self._partition, self._partition.names
+        placement = part.placement
         self._statistics = next(iter(self._parts.values())).statistics
         # All ranks have all running averages.
         self._statistics.here = lambda link: placement.is_own(link, 'avg_mean')
@@ -202,7 +202,13 @@ class ChainAdapter(Adapter):
             with part.recorder.placeholders():
                 for both, place in zip(batches, places, strict=True):
                     part.state.resume()
-                    self._record_one(step, function, both, place)
+                    program = part.recorder.record(function, both, place,
+                                                   self._statistics)
+                    if step != 'predict':
+                        check_result(program.result)
+                    part.state.note(program)
+                    part.programs.append(program)
+                    program.settle(part.layouts.of(program), part.chunks)
         except BaseException:
             self._take_back()
             raise
@@ -213,27 +219,6 @@ class ChainAdapter(Adapter):
                     seed_at(places[0]._replace(
                         iteration=0, first_sample=0, layer=number))
                     draw(names.parameters[name])
-
-    def _record_one(self, step: str, function: Callable, both: Any,
-                    place: Place) -> None:
-        part = self._partition
-        program = part.recorder.record(function, both, place,
-                                       self._statistics)
-        if step != 'predict':
-            check_result(program.result)
-        part.state.note(program)
-        part.programs.append(program)
-        layout = part.layouts.of(program)
-        for name, chunks in layout.holders.items():
-            for chunk in chunks:
-                stage = chunk % part.plan.stages
-                if stage not in part.placement.ranks[name]:
-                    rank = self._grid.ranks[stage][self._grid.replica_index]
-                    raise ValueError(
-                        f'this batch needs parameter {name} on stage {stage} '
-                        f'(rank {rank}), which has not got it; make '
-                        'the partition with such an example')
-        program.settle(layout, part.chunks)
 
     def explain(self) -> None:
         """Raises an error that says which calls differ between ranks."""

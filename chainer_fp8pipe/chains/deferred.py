@@ -1,27 +1,24 @@
 """Parameters without values: to be drawn later, or on another rank."""
-# A model may be larger than the memory of a rank, so there must be a way to
-# build it without values: in a block of `deferred`, or of a script under "run
-# --pipeline", a large parameter with a shape gets a placeholder, and an
-# initializer that draws from the state that NumPy's generator has then
-# (`Drawing`); the generator moves on as if the values had been drawn.
-# partition() has rank 0 draw one parameter after the other, and send it to its
-# stage.  Without partition(), whoever asks for the array draws it:
-# `DeferredParameter` is the class of such a parameter until it has values.
+# A model may be larger than the memory of a rank, so it can be built without
+# values: in a block of `deferred`, or of a script under "run --pipeline", a
+# large parameter with a shape gets a placeholder, and an initializer that
+# draws from the state that NumPy's generator has then (`Drawing`); the
+# generator moves on as if the values had been drawn.  partition() has rank 0
+# draw one parameter after the other, and send it to its stage.
 #
 # Chainer gives a parameter its shape in the first forward pass.  A pass that
 # is recorded must not draw (`initialize` of the interceptors): it leaves a
 # placeholder of the shape, and a model that was recorded but not cut loses
 # the shapes again.
 #
-# A parameter that another rank has is a placeholder, too, and nothing is drawn
-# for it; code outside of passes may look at it where somebody fetches it
-# (`fetching`).  While `notice_looks` holds it, `Parameter.raw_array`, which
-# Chainer 7.8.1 inherits from `Variable` (chainer/variable.py, line 935), is
-# replaced for that.
+# Until it has values, a parameter's class is `DeferredParameter`, and code
+# outside of passes that asks for the array has it drawn.  One that another
+# rank has is fetched where somebody does that (`fetching`).  Copies share the
+# array with it, so `LOOKS` replaces `Parameter.raw_array` while it is held,
+# which Chainer 7.8.1 inherits from `Variable` (chainer/variable.py, line 935).
 from __future__ import annotations
 
 import contextlib
-import copy
 import operator
 from collections.abc import Iterator
 from typing import Any
@@ -42,17 +39,9 @@ from .placeholder import is_placeholder, placeholder
 
 #: Bytes of a parameter that gets its values at once.
 _SMALL = 1 << 16
-#: The source of a placeholder for a parameter that nobody has drawn.
+#: The source of a placeholder for a parameter that nobody has drawn; of
+#: others it is the parameter's path.
 _YET = 'that is yet to be drawn'
-
-
-def place_array(parameter: chainer.Parameter, array: Any) -> None:
-    """Sets a parameter's array, which may be a placeholder or None."""
-    parameter._data[0] = array
-    parameter._node._update_data_info(array)
-    if is_placeholder(array):
-        parameter._grad = None
-
 
 #: Fetches the parameters of other ranks for code of this thread that looks at
 #: one outside of passes; None: nobody does.
@@ -63,7 +52,6 @@ def _fetched(parameter: chainer.Parameter) -> Any:
     """The array, after a look at it."""
     array = parameter._data[0]
     if is_placeholder(array) and current() is None:
-        # Its source is a path where another rank has it.
         if array.source != _YET and fetching.now is not None:
             fetching.now()
         elif array.source == _YET and isinstance(parameter, DeferredParameter):
@@ -71,22 +59,14 @@ def _fetched(parameter: chainer.Parameter) -> Any:
     return parameter._data[0]
 
 
-_LOOKS = Patch(chainer.Parameter, 'raw_array',
-               lambda original: property(_fetched))
-
-
-def notice_looks(owner: Any) -> None:
-    """Has :data:`fetching` asked as long as an object lives."""
-    _LOOKS.hold(owner)
+LOOKS = Patch(chainer.Parameter, 'raw_array',
+              lambda original: property(_fetched))
 
 
 class DeferredParameter(chainer.Parameter):
     """A parameter that is drawn when its array is first asked for."""
 
-    @property
-    def raw_array(self) -> Any:
-        """The array, which is drawn now unless a recorded pass asks."""
-        return _fetched(self)
+    raw_array = property(_fetched)
 
     def initialize(self, shape: Any) -> None:
         """Draws values anew."""
@@ -104,17 +84,8 @@ class DeferredParameter(chainer.Parameter):
             super().to_device(device)
 
     def __copy__(self) -> Any:
-        made = super().__copy__()
+        made = super().__copy__()       # looks at the array
         made.__class__ = DeferredParameter
-        return made
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        array, made = self._data[0], copy.copy(self)
-        made._data = [array if is_placeholder(array)
-                      else copy.deepcopy(array, memo)]
-        made._grad = copy.deepcopy(self._grad, memo)
-        made.update_rule = copy.deepcopy(self.update_rule, memo)
-        memo[id(self)] = made
         return made
 
 
@@ -211,6 +182,14 @@ def pass_by(parameter: chainer.Parameter) -> None:
                            numpy)
 
 
+def place_array(parameter: chainer.Parameter, array: Any) -> None:
+    """Sets a parameter's array, which may be a placeholder or None."""
+    parameter._data[0] = array
+    parameter._node._update_data_info(array)
+    if is_placeholder(array):
+        parameter._grad = None
+
+
 def settle(parameter: chainer.Parameter, values: Any) -> None:
     """Gives a parameter values, so that nothing is drawn later."""
     place_array(parameter, values)
@@ -225,16 +204,15 @@ def take_away(name: str, parameter: chainer.Parameter) -> None:
     array = parameter._data[0]
     if array is not None:
         settle(parameter, placeholder(
-            array.shape, array.dtype, name,
-            chainer.backend.get_array_module(array)))
+            array.shape, array.dtype, name, parameter._initial_device.xp))
     parameter.update_rule = None
 
 
-def set_placeholder(parameter: chainer.Parameter, shape: Any, name: str
+def set_placeholder(parameter: chainer.Parameter, shape: Any, source: str
                     ) -> None:
     """Gives a parameter a shape, and no values."""
     place_array(parameter, placeholder(
-        _as_tuple(shape), _dtype(parameter), name,
+        _as_tuple(shape), _dtype(parameter), source,
         parameter._initial_device.xp))
 
 

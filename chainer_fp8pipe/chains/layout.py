@@ -120,12 +120,14 @@ class Layouts:
         keepers: The chunk with the calls of a link that keeps running
             values, by the link's path.
         having: The chunks that have a parameter, by its path.
+        ranks: The stages that have a parameter, once they do.
     """
 
     def __init__(self, plan: PartitionPlan) -> None:
         self._plan = plan
         self.keepers: dict[str, int] = {}
         self.having: Mapping[str, tuple[int, ...]] = {}
+        self.ranks: Mapping[str, tuple[int, ...]] = {}
         # The chunk that makes a value which a link keeps for the next batch,
         # which uses it there, by attribute, and place in it.
         self._states: dict[tuple[Any, int], int] = {}
@@ -136,7 +138,7 @@ class Layouts:
 
         Raises:
             ValueError: The calls of a link with running values would be on
-                two chunks.
+                two chunks, or a call where its parameter is not.
         """
         key = program.key()
         if key not in self._found:
@@ -168,6 +170,12 @@ class Layouts:
             # Programs that only read these values may do so elsewhere.
             self.forget()
             layout = made()
+        self._check(links, layout)
+        for key, source in _kept(program):
+            self._states.setdefault(key, layout.chunks[source.call])
+        return layout
+
+    def _check(self, links: list[tuple[int, str]], layout: Layout) -> None:
         for number, name in links:
             chunk = layout.chunks[number]
             if self.keepers.get(name, chunk) != chunk:
@@ -175,9 +183,14 @@ class Layouts:
                     f'link {name} keeps running values, and its calls would '
                     'be on two ranks for inputs of this form; make the '
                     'partition with such an example')
-        for key, source in _kept(program):
-            self._states.setdefault(key, layout.chunks[source.call])
-        return layout
+        for name, chunks in layout.holders.items():
+            for chunk in chunks:
+                stage = chunk % self._plan.stages
+                if stage not in self.ranks.get(name, (stage,)):
+                    raise ValueError(
+                        f'this batch needs parameter {name} on stage {stage}, '
+                        'which has not got it; make the partition with such '
+                        'an example')
 
 
 def _kept(program: Any) -> list[tuple[tuple[Any, int], Source]]:

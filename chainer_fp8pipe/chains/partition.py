@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,11 +35,6 @@ from .recorder import Recorder, record_example
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
 #: of a graph.
 _OVERHEAD = 16e6
-#: Arrays of a parameter's size without the optimizer's: the value, and the
-#: sum of gradients.
-_COPIES = 2.0
-
-_DEFAULTS = {'micro_batches': 4, 'schedule': '1f1b', 'chunks': 1}
 
 
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
@@ -101,13 +97,14 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         name: value for name, value in (
             ('micro_batches', micro_batches), ('schedule', schedule),
             ('chunks', chunks)) if value is not None}
-    limit = together(grid.comm, lambda: _checked(
-        model, memory, recompute, options, optimizer, loss_func))
-    agree(grid.comm, {name: repr(value) for name, value in {
-        'recompute': recompute, 'memory': limit, **_DEFAULTS, **options,
-        'optimizer': type(optimizer).__name__,
-        'loss_func': getattr(loss_func, '__qualname__', type(loss_func))
-        }.items()}, remedy='Pass the same to partition() on all ranks.')
+    problem = together(grid.comm, lambda: _problem(
+        model, grid.stages, memory, recompute, options, optimizer, loss_func))
+    agree(grid.comm, {**{name: repr(value) for name, value
+                         in dataclasses.asdict(problem).items()
+                         if name not in ('copies', 'temporary')},
+                      'optimizer': type(optimizer).__name__, 'loss_func': repr(
+        getattr(loss_func, '__qualname__', type(loss_func)))},
+        remedy='Pass the same to partition() on all ranks.')
     has_plan = grid.comm.bcast(plan is not None)
     agree(grid.comm, {}, '' if has_plan or plan is None else
           'a plan is given on this rank, and none on rank 0, whose plan '
@@ -118,8 +115,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         both = nested.arguments_of(example)
         recorder, program = _recorded(model, loss_func or model, both, grid)
         found = of_first_rank(grid.comm, lambda: _plan(
-            recorder, program, plan, options, _problem(
-                model, grid, limit, recompute, options, optimizer)))
+            recorder, program, plan, options, problem))
         kind: Any = type(model)
         with preserved():
             part, made = together(grid.comm, lambda: (
@@ -135,10 +131,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     return model
 
 
-def _checked(model: Any, memory: Any, recompute: Any,
+def _problem(model: Any, stages: int, memory: Any, recompute: Any,
              options: Mapping[str, Any], optimizer: Any, loss_func: Any
-             ) -> float | None:
-    """Checks arguments; bytes that a rank may use, None: no limit."""
+             ) -> CutProblem:
+    """Checks arguments; where to search a cut."""
     if isinstance(model, PartitionedChain):
         raise ValueError('this model was cut already; build it anew')
     if hasattr(type(model), 'pieces'):
@@ -157,18 +153,22 @@ def _checked(model: Any, memory: Any, recompute: Any,
         raise TypeError('optimizer must be a chainer.GradientMethod, not '
                         f'{type(optimizer).__name__}')
     refuse_plain(model)
+    kept, taken = (2, 3.0) if optimizer is None else optimizer_arrays(
+        optimizer, chainer.get_dtype(), model.device)
+    # The value of a parameter and the sum of its gradients, too.
+    problem = CutProblem(
+        stages, memory=parse_bytes(memory), recompute=recompute,
+        overhead=_OVERHEAD, copies=2 + kept, temporary=taken,
+        **{'micro_batches': 4, **options})
     # Checks the others; the search checks the number of stages.
-    chosen: dict[str, Any] = {**_DEFAULTS, **options}
-    make_schedule(chosen['schedule'], 1, chosen['micro_batches'],
-                  chosen['chunks'])
-    return parse_bytes(memory)
+    make_schedule(problem.schedule, 1, problem.micro_batches, problem.chunks)
+    return problem
 
 
 def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
               ) -> tuple[Recorder, Program]:
     """The recorder, and the example's program."""
     names = together(grid.comm, lambda: Names(model))
-    _share_generators(names, grid)
 
     def record() -> tuple[Recorder, Program]:
         recorder = Recorder(names, grid.pipeline)
@@ -177,55 +177,27 @@ def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
         return recorder, found
 
     def alike() -> dict[str, str]:
-        """Shapes and dtypes of what the first rank sends, and the calls."""
+        """The form of what the first rank sends, and of the calls."""
         arrays = {f'parameter {name}': parameter._data[0]
                   for name, parameter in names.parameters.items()} | {
             f'{name!r} of link {path}': getattr(link, name)
             for path, link in names.links.items()
             for name in sorted(link._persistent)}
-        return {name: f'{array.dtype} {tuple(array.shape)}'
-                for name, array in arrays.items() if hasattr(array, 'shape')
-                } | found[1].description()
+        return {f"generator {number} of links' random numbers, which needs a "
+                'seed,': hex(zlib.crc32(repr(one.__getstate__()).encode()))
+                for number, one in enumerate(generators_of(names.links))} | {
+            name: f'{array.dtype} {tuple(array.shape)}'
+            for name, array in arrays.items() if hasattr(array, 'shape')
+            } | found[1].description()
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
     first = together(grid.comm, lambda: record() if is_first else None)
-    others = together(grid.comm, lambda: None if is_first else record())
-    found = first or others
+    found = together(grid.comm, lambda: first or record())
     raise_together(
         grid.comm, alike, ValueError, dict, 'Build the same model on all '
         'ranks, and give partition() examples of the same shapes; what a '
         'model calls must not depend on the rank.')
     return found
-
-
-def _share_generators(names: Names, grid: ProcessGrid) -> None:
-    """Sets links' generators to the states that they have on stage 0."""
-    own, states = together(grid.comm, lambda: (
-        found := generators_of(names.links),
-        [one.__getstate__() for one in found]))
-    states, here = grid.pipeline.bcast(states), len(states)
-
-    def write() -> None:
-        if here != len(states):
-            raise ValueError(
-                f'links keep {here} generators of random numbers here, and '
-                f'{len(states)} on the first stage; build the same model on '
-                'all ranks')
-        for generator, state in zip(own, states, strict=True):
-            generator.__setstate__(state)
-    together(grid.comm, write)
-
-
-def _problem(model: Any, grid: ProcessGrid, limit: float | None,
-             recompute: Any, options: Mapping[str, Any], optimizer: Any
-             ) -> CutProblem:
-    # Without one, Adam's.
-    arrays, temporary = (2, 3.0) if optimizer is None else optimizer_arrays(
-        optimizer, chainer.get_dtype(), model.device)
-    return CutProblem(
-        grid.stages, memory=limit, copies=_COPIES + arrays,
-        recompute=recompute, overhead=_OVERHEAD, temporary=temporary,
-        **{**_DEFAULTS, **options})
 
 
 def _plan(recorder: Recorder, program: Program, given: Any,

@@ -83,6 +83,7 @@ class Partition:
                 key=lambda chunk: chunk % plan.stages))
             for name in self.names.parameters}, self.layouts.keepers)
         self.layouts.having = self.placement.chunks
+        self.layouts.ranks = self.placement.ranks
         hold(self)
 
     def _of_example(self, both: Any
@@ -138,26 +139,34 @@ class Partition:
                       kept: dict[Attribute, list[Any]]) -> frozenset:
         """Which attributes keep something for each sample of a micro-batch.
 
-        Those whose form is another one with fewer samples.
+        Those whose form is another one with a sample less, or more.
         """
         def shapes(arrays: list[Any]) -> list[tuple[int, ...]]:
             return [array.shape for array in arrays]
-        args, kwargs = both
-        count = len((*args, *kwargs.values())[0])
-        rows, links = list(range(count - 1)) or [0, 0], self.names.links
-        try:
-            with on_copies(links), self.recorder.placeholders():
-                before = attributes(links)
-                self.recorder.record(function, (
-                    [nested.taken(one, rows) for one in args],
-                    {name: nested.taken(one, rows)
-                     for name, one in kwargs.items()}))
-                fewer = changed(links, before)
-        except Exception:       # the model takes as many samples only
-            return frozenset(key for key, arrays in kept.items() if any(
-                shape[:1] == (count,) for shape in shapes(arrays)))
-        return frozenset(key for key, arrays in kept.items() if shapes(
-            arrays) != shapes(fewer.get(key, [])))
+        (args, kwargs), links = both, self.names.links
+        every = range(len((*args, *kwargs.values())[0]))
+        for rows in [*every[:-1]] or [0, 0], [*every, 0]:
+            try:
+                with on_copies(links), self.recorder.placeholders():
+                    before = attributes(links)
+                    self.recorder.record(function, (
+                        [nested.taken(one, rows) for one in args],
+                        {name: nested.taken(one, rows)
+                         for name, one in kwargs.items()}))
+                    others = changed(links, before)
+            except Exception as error:      # of any class
+                why = f'{type(error).__name__}: {error}'
+            else:
+                return frozenset(key for key, arrays in kept.items() if shapes(
+                    arrays) != shapes(others.get(key, [])))
+        if self.plan.micro_batches > 1:
+            path, name = next(iter(kept))
+            raise ValueError(
+                f'link {path} keeps {name!r} for the next batch, and nobody '
+                f'can tell what of it is of which sample, as forward takes '
+                f'{len(every)} samples only ({why}); train with '
+                'micro_batches=1 (--micro-batches 1)')
+        return frozenset()
 
     @property
     def is_whole(self) -> bool:
@@ -232,22 +241,19 @@ class PartitionedChain:
         model: Any = super()
         return model.__call__(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A model that is not divided; an error where values are missing."""
+    def __copy__(self) -> Any:
+        """A model of the class that the script knows, which is not divided."""
         if fetching.now is not None:
             fetching.now()
-        found = memo[id(self)] = _undivided(self)
-        vars(found).update(copy.deepcopy(vars(found), memo))
+        found: Any = object.__new__(type(self).__bases__[1])
+        vars(found).update(vars(self))
+        del found.partition
         return found
 
-    def copy(self, mode: str = 'share') -> Any:
-        """A model that is not divided; see ``chainer.Link.copy``."""
-        if fetching.now is not None:
-            fetching.now()
-        model: Any = super()
-        found = model.copy(mode)
-        return _undivided(found) if isinstance(
-            found, PartitionedChain) else found
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        found = memo[id(self)] = copy.copy(self)
+        vars(found).update(copy.deepcopy(vars(found), memo))
+        return found
 
     def params(self, include_uninit: bool = True
                ) -> Iterator[chainer.Parameter]:
@@ -297,7 +303,9 @@ def table(part: Partition, title: str) -> str:
             ''.join(group[0] for group in plan.order[begins[chunk][0]:][:1])
             + ', forward twice' * again])
     return '\n'.join([
-        f'{title}: {counted(plan.stages, "stage")}, {plan.schedule} with '
+        f'{title}: {counted(plan.stages, "stage")}'
+        + f' x {part.grid.replicas} replicas' * (part.grid.replicas > 1)
+        + f', {plan.schedule} with '
         + counted(plan.micro_batches, 'micro-batch'), *columns(rows),
         *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
           'its gradient' for name, ranks in part.placement.ties.items()),
@@ -309,11 +317,3 @@ def class_of(kind: Any) -> Any:
     """The class that a partitioned model of a class gets."""
     return type(kind.__name__, (PartitionedChain, kind), {
         '__module__': kind.__module__, '__qualname__': kind.__qualname__})
-
-
-def _undivided(model: Any) -> Any:
-    """A copy of the same attributes, of the class that the script knows."""
-    found = copy.copy(model)
-    found.__class__ = type(model).__bases__[1]
-    del found.partition
-    return found

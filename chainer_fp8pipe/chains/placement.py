@@ -37,30 +37,25 @@ class Placement:
         ranks: The ranks of the pipeline that have a parameter, by its path;
             its home comes first.
         ties: The same of the parameters on several ranks.
-        own: The parameters on this rank, by path.
+        own: The parameters that have values on this rank, by path.
     """
 
     def __init__(self, names: Names, plan: PartitionPlan, grid: Any,
                  chunks: Mapping[str, tuple[int, ...]],
                  keepers: Mapping[str, int]) -> None:
         self.names, self._plan, self._grid = names, plan, grid
-        self._keepers = keepers
-        self._before: Mapping[str, tuple[int, ...]] | None = None
-        self._set(chunks)
-
-    def _set(self, chunks: Mapping[str, tuple[int, ...]]) -> None:
-        self.chunks = chunks
+        self.chunks, self._keepers = chunks, keepers
         self.used = {chunk: sorted(name for name, of in chunks.items()
                                    if chunk in of)
-                     for chunk in range(len(self._plan.cuts) + 1)}
+                     for chunk in range(len(plan.cuts) + 1)}
         self.ranks = {name: tuple(dict.fromkeys(
-            chunk % self._plan.stages for chunk in of))
+            chunk % plan.stages for chunk in of))
             for name, of in chunks.items()}
         self.ties = {name: ranks for name, ranks in self.ranks.items()
                      if len(ranks) > 1}
-        self.own = {name: parameter for name, parameter
-                    in self.names.parameters.items()
-                    if self._grid.stage_index in self.ranks[name]}
+        self.own = self._always = {
+            name: parameter for name, parameter in names.parameters.items()
+            if grid.stage_index in self.ranks[name]}
 
     def distribute(self) -> None:
         """Gives each rank its own parameters' values, and no others.
@@ -85,18 +80,12 @@ class Placement:
         Raises:
             ValueError: A value cannot be sent; on all ranks.
         """
-        comm, before = self._grid.pipeline, self.ranks
-        roots = {name: before[name][0]
-                 for name, parameter in self.names.parameters.items()
-                 if parameter._data[0] is not None
-                 and len(before[name]) < comm.size}
-        self._before = self.chunks
-        self._set({name: (*chunks, *(
-            stage for stage in range(comm.size * (name in roots))
-            if stage not in before[name]))
-            for name, chunks in self.chunks.items()})
+        comm, self.own = self._grid.pipeline, self.names.parameters
         try:
-            self._send(comm, roots)
+            self._send(comm, {
+                name: ranks[0] for name, ranks in self.ranks.items()
+                if self.own[name]._data[0] is not None
+                and len(ranks) < comm.size})
         except ValueError:
             self.give_back()
             raise
@@ -131,7 +120,7 @@ class Placement:
                         raise ValueError(
                             f'the initial values of {name}: '
                             f'{type(error).__name__}: {error}') from error
-                elif self._before is None:      # it is yet to be drawn
+                elif self.own is self._always:  # it is yet to be drawn
                     pass_by(parameter)
             array = parameter._data[0]
             host = numpy.empty(array.shape, array.dtype)
@@ -145,16 +134,11 @@ class Placement:
             else:
                 _write(host, array)
 
-    def give_back(self) -> bool:
-        """Leaves placeholders of what was fetched; whether anything was."""
-        if self._before is None:
-            return False
-        fetched = set(self.own)
-        self._set(self._before)
-        self._before = None
-        for name in fetched.difference(self.own):
+    def give_back(self) -> None:
+        """Leaves placeholders of what was fetched."""
+        for name in self.own.keys() - self._always.keys():
             take_away(name, self.names.parameters[name])
-        return True
+        self.own = self._always
 
     def is_own(self, link: chainer.Link, name: str) -> bool:
         """Whether this rank saves and loads an attribute of a link."""

@@ -87,7 +87,6 @@ MODELS = {
            initializers.Orthogonal)},
     'repeated': lambda: L.Linear(4, 4).repeat(3),
     'shared': lambda: L.Linear(4, 4).repeat(3, mode='share'),
-    'a deep copy': lambda: copy.deepcopy(chainer.Sequential(L.Linear(4, 4))),
     'a vector': Vector,
     'an array': lambda: L.Linear(3, 2, initialW=numpy.ones((2, 3), 'f')),
     'half precision': in_half_precision,
@@ -99,6 +98,7 @@ WITH_VALUES = {
     'a generator of its own': lambda: L.Linear(
         3, 2, nobias=True,
         initialW=initializers.Normal(rng=numpy.random.RandomState(3))),
+    'a deep copy': lambda: copy.deepcopy(L.Linear(4, 4, nobias=True)),
     'pickled': lambda: pickle.loads(pickle.dumps(L.Linear(4, 4, nobias=True))),
     'read while it is built': Rewritten,
     'drawn by the link': Projection,

@@ -76,7 +76,7 @@ def failing(comm, rank, owner, name):
 #: What is called between two messages of partition(), and the rank on which
 #: it fails.
 PLACES = [(owner, name, rank) for owner, name, ranks in (
-    (module, '_checked', (0, 1)),
+    (module, '_problem', (0, 1)),
     (module, 'parse_bytes', (0, 1)), (module, 'Names', (0, 1)),
     (recorder, 'Program', (0, 1)), (recorder.Recorder, 'record', (0, 1)),
     (module, 'generators_of', (0, 1)),

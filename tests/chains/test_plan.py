@@ -27,7 +27,7 @@ def shown(monkeypatch, stages, again):
             used={0: ['/embed/W'], 1: [*ORDER[1], '/embed/W']},
             ties={} if stages == 1 else {'/embed/W': (0, 1)}),
         name_of=lambda chunk: f'stage {chunk}',
-        grid=SimpleNamespace(ranks=[[0, 2], [1, 3]]))
+        grid=SimpleNamespace(replicas=2, ranks=[[0, 2], [1, 3]]))
     return partitioned.table(part, 'Translator').splitlines()
 
 
@@ -44,7 +44,8 @@ def shown(monkeypatch, stages, again):
 def test_a_line_says_who_does_how_much_and_what_crosses(
         monkeypatch, options, head, rows, notes):
     title, names, *lines = shown(monkeypatch, *options)
-    assert title == f'Translator: {head}, interleaved with 8 micro-batches'
+    assert title == (f'Translator: {head} x 2 replicas, interleaved with 8 '
+                     'micro-batches')
     assert re.split(' {2,}', names) == [
         'stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
         'first parameter']

@@ -30,7 +30,7 @@ from chainer.training import extensions
 from chainer.training.extensions import _snapshot, snapshot_writers
 from mpi4py import MPI
 
-from ...chains.deferred import fetching, notice_looks
+from ...chains.deferred import LOOKS, fetching
 from ...chains.placeholder import PlaceholderError, user_line
 from ...chains.saving import saving_parts
 from ...intercept.patching import Patch
@@ -253,7 +253,7 @@ class Looks:
                             'only; look at it in the main thread')
                 return original(*args, **kwargs)
             return namedparams
-        notice_looks(held)
+        LOOKS.hold(held)
         Patch(chainer.Parameter, 'grad', gradient).hold(held)
         Patch(type(model), 'namedparams', in_this_thread).hold(held)
         self._set(self._is_open)
