@@ -1,16 +1,14 @@
 """What calls give and cost, found out by making them alone."""
 # Chainer has no shape inference, so a call of a form that was not seen before
-# (`_key_of`) is made alone, on made-up values.  What was found (`Figures`)
+# is made alone, on made-up values.  What was found (`Figures`)
 # serves all calls of this form.  A link or function that runs as one call is
 # made on two kinds of values, as numbers that it returns must not be of data.
 from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import time
 import tracemalloc
-import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -47,7 +45,7 @@ _READ_AFTERWARDS = {
 _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
                       'Zoneout'))
 #: Attributes with arrays whose values decide about the output's shape.
-_DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
+DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
                        'slices'))
 #: Attributes of functions that Chainer itself sets.
 CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
@@ -98,26 +96,25 @@ class KnownCalls:
         self._names, self._pipeline = names, pipeline
         self._found: dict[Any, Figures] = {}
 
-    def figures(self, node: Any, inputs: tuple, original: Callable, link: str
-                ) -> Figures:
+    def figures(self, form: Any, node: Any, inputs: tuple, original: Callable,
+                link: str) -> Figures:
         """The figures of a call, which is made on made-up values if new.
 
         Raises:
             PlaceholderError: What it gives depends on data.
         """
-        own = attributes_of(node)
-        key = _key_of(node, own, inputs)
-        found = self._found.get(key)
+        found = self._found.get(form)
         if found is None:
-            found = self._measured(node, own, inputs, original, link)
+            found = self._measured(node, inputs, original, link)
             if len(self._found) >= _FORMS:
                 self._found.clear()
-            if key is not None:
-                self._found[key] = found
+            if form is not None:
+                self._found[form] = found
         return found
 
-    def _measured(self, node: Any, own: dict[str, Any], inputs: tuple,
-                  original: Callable, link: str) -> Figures:
+    def _measured(self, node: Any, inputs: tuple, original: Callable,
+                  link: str) -> Figures:
+        own = attributes_of(node)
         twin, whole = again(node, own), isinstance(node, WholeCall)
         attributes_of(twin).update({
             name: _with_real(value) for name, value in own.items()
@@ -245,7 +242,7 @@ class _Inside(SeesLabels):
 def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
              ) -> Figures:
     """The figures of a call, which is made alone on made-up values."""
-    own, kind = dict(attributes_of(node)), kind_of(node).__name__
+    own, kind = dict(attributes_of(node)), type(function_of(node)).__name__
     arrays = {name: value.copy() for name, value in own.items() if isinstance(
         value, chainer.get_array_types()) and not is_placeholder(value)}
     with preserved():
@@ -275,7 +272,7 @@ def _made(node: Any, inputs: tuple, original: Callable) -> Figures:
     try:
         call = Figures(node.label)
     except PlaceholderError:    # it would name a number that it computes with
-        call = Figures(kind_of(node).__name__)
+        call = Figures(type(function_of(node)).__name__)
     call.deferrable = type(node) in SEPARABLE and any(
         isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
     arguments = tuple(map(_real, inputs))
@@ -327,7 +324,8 @@ def _note_outputs(call: Figures, node: Any, arguments: tuple, outs: tuple
         for index, given in enumerate(map(nested.array_of, arguments)):
             if xp_of(array).may_share_memory(array, given):
                 call.views[int(number)] = index
-    for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
+    for name in _READ_AFTERWARDS.get(
+            type(function_of(node)).__name__, ()):
         array = attributes_of(node).get(name)
         if isinstance(array, chainer.get_array_types()):
             found[name] = array
@@ -357,87 +355,22 @@ def _with_real(value: Any) -> Any:
         leaf, chainer.Variable) or is_placeholder(leaf) else leaf.copy())
 
 
-def _key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
-    """A key that only calls of equal shapes and cost share; None: none.
-
-    Of Chainer's functions: numbers that are no integers, and the values of
-    arrays (each call of an EmbedID gets other words), decide about no shape.
-    """
-    kind, config = kind_of(node), chainer.config
-    exact = not kind.__module__.startswith('chainer.')
-    try:
-        if issubclass(kind, ArrayCall):
-            about: Any = (_identity(node.run), _form(node.tree, True),
-                          node.kinds)
-        else:
-            about = tuple([(name, _form(value, exact or name in _DECIDING))
-                           for name, value in own.items()
-                           if name not in CHAINERS])
-        exact = exact and kind is not WholeCall
-        key = kind, config.enable_backprop, config.train, about, tuple([
-            (_form(nested.array_of(x), exact and not (
-                kind is ArrayCall and is_placeholder(x))),
-             isinstance(x, chainer.Variable) and x.requires_grad)
-            for x in inputs])
-        hash(key)
-    except TypeError:
-        return None
-    return key
-
-
-def _identity(run: Any) -> Any:
-    """Equal for the same link, or function with the same things around it."""
-    if isinstance(run, chainer.Link):
-        return id(run)
-    function = getattr(run, '__func__', run)
-    if not isinstance(function, types.FunctionType):
-        return _form(run, True)
-    return function.__code__, id(getattr(run, '__self__', None)), tuple(
-        map(_identity, (*(function.__defaults__ or ()), *(
-            cell.cell_contents for cell in function.__closure__ or ()))))
-
-
-def _form(value: Any, exact: bool) -> Any:
-    """Equal for values with which a call gives the same shapes.
-
-    ``exact``: numbers may decide about shapes.
-    """
-    value, of = nested.array_of(value), type(value)
-    array: Any = value
-    if of is list or of is tuple:
-        return of, tuple([_form(one, exact) for one in value])
-    if of is slice:
-        return of, value.start, value.stop, value.step
-    if isinstance(value, nested.ARRAYS):
-        if exact and array.dtype.kind == 'b' and is_placeholder(array):
-            raise looked_at(value, 'indexing by a condition')
-        form = array.shape, array.dtype.str
-        # Numbers and conditions may be an index.
-        return (form, hashlib.sha256(array.tobytes()).digest()) if exact and (
-            array.dtype.kind in 'biu' and not is_placeholder(array)) else form
-    if not exact and isinstance(value, (float, numpy.inexact)):
-        return of
-    hash(value)
-    return of, value
-
-
 # --- what is asked of Chainer's functions ------------------------------------
 
-def kind_of(node: Any) -> Any:
-    """The class of a function, which may be an old-style one."""
-    return type(getattr(node, 'function', node))
+def function_of(node: Any) -> Any:
+    """A function itself, which may be an old-style one."""
+    return (node.function if type(node) is chainer.function.FunctionAdapter
+            else node)
 
 
 def attributes_of(node: Any) -> dict[str, Any]:
-    """The attributes of a function, which may be an old-style one."""
-    if isinstance(node, chainer.function.FunctionAdapter):
-        return node.function.__dict__
-    return node.__dict__
+    """The attributes of a function."""
+    return function_of(node).__dict__
 
 
 def again(node: Any, own: Mapping[str, Any]) -> Any:
     """A copy of a function, with its attributes from before its run."""
-    if isinstance(node, chainer.function.FunctionAdapter):
+    if type(node) is chainer.function.FunctionAdapter:
         function = copy.copy(node.function)
         function.__dict__.clear()
         function.__dict__.update(own)
@@ -462,7 +395,7 @@ def counted(labels: Any, label: int) -> tuple[int, int]:
 
 def ignored_label(node: Any) -> int | None:
     """The label that a loss leaves out of its mean; None: it has none."""
-    function = getattr(node, 'function', node)
+    function = function_of(node)
     if (not getattr(function, 'normalize', False)
             or getattr(function, 'reduce', 'mean') == 'no'):
         return None

@@ -14,7 +14,7 @@ class Dataless:
 
 #: Chainer's answer takes a microsecond or two, and does not change.
 ARRAYS: tuple[type, ...] = (Dataless, *chainer.get_array_types())
-_LEAVES = chainer.Variable, *ARRAYS
+LEAVES = *ARRAYS, chainer.Variable
 
 
 def leaves(value: Any) -> tuple[list[Any], Any]:
@@ -66,7 +66,7 @@ def array_of(value: Any) -> Any:
 
 
 def _walk(value: Any, found: list[Any]) -> Any:
-    if isinstance(value, _LEAVES):
+    if isinstance(value, LEAVES):
         found.append(value)
         return 'leaf', len(found) - 1
     if isinstance(value, (list, tuple, deque)):

@@ -55,7 +55,8 @@ class RecordedCall(Call):
     hidden: tuple[str, ...] = ()        # attributes with placeholders inside
     config: Mapping[str, Any] = field(default_factory=dict)  # that has changed
     reads: tuple[str, ...] = ()     # links whose persistent arrays it uses
-    numbers: list[Any] = field(default_factory=list)    # among its attributes
+    copied: tuple[str, ...] = ()    # attributes to which Python may write
+    real: tuple[int, ...] = ()      # indexes of such arguments
     before: tuple[Program, Source] | None = None    # of a kept value
     made: Any = None            # a WholeCall that has run and will run again
 

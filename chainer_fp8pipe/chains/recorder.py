@@ -15,9 +15,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import hashlib
 import random
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -39,7 +40,14 @@ from . import collectives, nested
 from .attributes import Names, copied, on_copies, set_attributes
 from .calls import Source, Value
 from .deferred import place_array, set_placeholder
-from .measure import CHAINERS, KnownCalls, attributes_of, counted
+from .measure import (
+    CHAINERS,
+    DECIDING,
+    KnownCalls,
+    attributes_of,
+    counted,
+    function_of,
+)
 from .placeholder import (
     PlaceholderError,
     describe_source,
@@ -57,11 +65,19 @@ from .whole_call import ArrayCall, WholeCall, call_whole, is_marked
 _BETWEEN = (1 << 31) - 1
 NOWHERE = Place(0, 0, 0, 0)
 _NUMBERS = frozenset((int, bool, float))
-_SIMPLE = _NUMBERS | {str, type(None), slice, type}
+_SIMPLE = frozenset((int, bool, str, type(None), type))
+#: What is in a value; functions are the same with the same things around them.
+_INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
+    dict: lambda value: value.items(),
+    slice: lambda value: (value.start, value.stop, value.step),
+    types.MethodType: lambda value: (id(value.__self__), value.__func__),
+    types.FunctionType: lambda value: (
+        value.__code__, *(value.__defaults__ or ()),
+        *(cell.cell_contents for cell in value.__closure__ or ()))}
 #: So many calls are kept to be written down again.
 _FORMS = 1 << 14
-_COMPARED = _NUMBERS | {str, type(None), type, numpy.dtype, numpy.float32,
-                        types.FunctionType}
+#: What every rank computes, as it follows from the batch alone.
+_ALONE = RecordedCall('')
 
 
 class Recorder:
@@ -199,9 +215,9 @@ class _Recording(Interceptor):
         self._config = dict(vars(LOCAL))
         if sum(map(len, recorder.forms.values())) > _FORMS:
             recorder.forms.clear()
-        self._known = recorder.forms.setdefault(repr((
-            self._config, chainer.config.train,
-            chainer.config.enable_backprop)), {})
+        self._settings = repr((self._config, chainer.config.train,
+                               chainer.config.enable_backprop))
+        self._known = recorder.forms.setdefault(self._settings, {})
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
         # Paths of the links with persistent arrays, by these arrays' ids.
@@ -294,100 +310,131 @@ class _Recording(Interceptor):
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         # Each call of each micro-batch comes here on each rank, and most are
         # like one of an earlier program.
-        form, program = self._form_of(node, inputs), self.program
-        call = self._known.get(form)
-        if call is not None:
-            found = object.__new__(RecordedCall)    # copy.copy takes longer
-            vars(found).update(vars(call), node=node, arguments=inputs,
-                               attributes=node.__dict__.copy())
-            call = found
-        else:
-            call = self._new(node, inputs, original)
-            if call is None:    # it follows from the batch alone
-                with suspended(), chainer.no_backprop_mode():
-                    return tuple([Variable(out.array, requires_grad=False)
-                                  for out in original(node, inputs)])
-            figures: Any = call.figures
-            if form is not None and not figures.ignored:
-                self._known[form] = known = copy.copy(call)
-                known.forget()
-        program.notes.numbers += call.numbers
-        call.results = self._results(attributes_of(node), call.figures)
-        program.calls.append(call)
-        return call.results
+        function, program = function_of(node), self.program
+        own = function.__dict__
+        self._note_owners(self._stack)
+        read: list[Source | str] = []
+        form = self._form_of(type(function), own, inputs, read)
+        key = form and (form, tuple(read), *map(id, self._stack))
+        call = self._known.get(key)
+        if call is None:
+            call = self._new(form, node, inputs, original, read)
+            if key is not None:
+                self._known[key] = call
+        program.notes.numbers += [      # NaN has another hash each time
+            value if value == value else None for value in own.values()
+            if type(value) in _NUMBERS]
+        if call is _ALONE:
+            with suspended(), chainer.no_backprop_mode():
+                return tuple([Variable(out.array, requires_grad=False)
+                              for out in original(node, inputs)])
+        figures: Any = call.figures
+        for label, index in figures.ignored:
+            self.leave_out(None if index is None else inputs[index], label)
+        attributes, arguments = own.copy(), inputs
+        # Arrays to which Python may write afterwards.
+        for name in call.copied:
+            attributes[name] = attributes[name].copy()
+        if call.real:
+            arguments = tuple([_kept(x) if index in call.real else x
+                               for index, x in enumerate(inputs)])
+        found = object.__new__(RecordedCall)    # copy.copy takes longer
+        vars(found).update(vars(call), node=node, arguments=arguments,
+                           attributes=attributes,
+                           results=self._results(own, figures))
+        program.calls.append(found)
+        return found.results
 
-    def _form_of(self, node: Any, inputs: tuple) -> Any:
-        """Equal for calls that are alike but for the values of arrays.
+    def _form_of(self, kind: type, own: dict[str, Any], inputs: tuple,
+                 read: list[Source | str]) -> Any:
+        """Equal for calls of equal shapes and cost; None: of this one alone.
 
-        None: of this one alone.
+        Of Chainer's functions: numbers that are no integers, and the values of
+        arrays (each call of an EmbedID gets other words), decide about no
+        shape.  Adds what placeholders stand for to ``read``.
         """
-        found: list[Any] = [type(node), *map(id, self._stack)]
+        self._is_unlike = False
+        exact = not kind.__module__.startswith('chainer.')
+        found: list[Any] = [kind]
         for x in inputs:
-            if type(x) is Ahead:
-                array = x._data[0]
-                if array.program is not self.program:
-                    return None
-                found += (array.source, array.shape, array.dtype,
-                          x._requires_grad)
+            path = self._names.of(x)
+            if path is None or x._data[0] is None:
+                found.append(self._about(x, exact and not (
+                    kind is WholeCall or kind is ArrayCall
+                    and is_placeholder(x)), read))
             else:
-                found.append(self._names.of(x))
-                if found[-1] is None:       # no parameter of the model's
-                    return None
+                read.append(path)
+                found += x._data[0].shape, x._data[0].dtype, x._requires_grad
+        for name, value in own.items():
+            if type(value) in _SIMPLE:
+                found += name, type(value), value
+            elif name not in CHAINERS:
+                found += name, self._about(value, exact or name in DECIDING,
+                                           read)
         if vars(LOCAL) != self._config:
             found.append(repr(vars(LOCAL)))
-        if self._stack and self._stack[-1]._persistent:
-            self._note_owners(self._stack[-1:])
-        for name, value in node.__dict__.items():
-            found += name, self._about(value)
-            if found[-1] is None:
-                return None
-        return tuple(found)
+        return None if self._is_unlike else tuple(found)
 
-    def _about(self, value: Any) -> Any:
-        """An attribute in a form; None: it must be looked at each time."""
-        kind = type(value)
-        if kind in _COMPARED:
+    def _about(self, value: Any, exact: bool, read: list[Source | str]
+               ) -> Any:
+        """What a form says of a value; ``exact``: numbers may be shapes."""
+        kind: Any = type(value)
+        if kind in _SIMPLE:
             return kind, value
-        if kind is slice:
-            value = value.start, value.stop, value.step
-        elif kind is not tuple and kind is not list:
-            owner = self._owners.get(id(value))
-            return owner and (owner, value.shape, value.dtype)
-        parts = tuple(map(self._about, value))
-        return None if None in parts else (kind, parts)
+        if kind is Ahead and value._data[0].program is self.program:
+            array = value._data[0]
+            read.append(array.source)
+            return array.shape, array.dtype, value._requires_grad
+        if isinstance(value, nested.LEAVES):
+            return self._about_array(value, exact, read)
+        inside = _INSIDE.get(kind)
+        if inside or isinstance(value, (list, tuple, deque)):
+            return kind, tuple([self._about(one, exact, read) for one in (
+                inside(value) if inside else value)])
+        if not exact and isinstance(value, (float, numpy.inexact)):
+            return kind
+        try:
+            hash(value)
+        except TypeError:
+            self._is_unlike = True
+            return None
+        return kind, value
 
-    def _new(self, node: Any, inputs: tuple, original: Callable
-             ) -> RecordedCall | None:
-        """A call, found out about; None: every rank can make it."""
-        own = attributes_of(node)
-        read: list[Source | str] = []
-        arguments, arrays = [], []      # real ones among them
-        for x in inputs:
-            array = x._data[0] if isinstance(x, Variable) else x
-            read += self._read(x)
-            if is_placeholder(array) or isinstance(x, chainer.Parameter):
-                arguments.append(x)
-            else:
-                arrays.append(array)
-                arguments.append(_kept(x))
-        kept, hidden, attributes = self._scan(own, read)
-        # NaN has another hash each time.
-        numbers = [value if value == value else None for value in own.values()
-                   if type(value) in _NUMBERS]
+    def _about_array(self, value: Any, exact: bool, read: list[Source | str]
+                     ) -> Any:
+        read += (found := self._read(value))
+        array = value if is_placeholder(value) else nested.array_of(value)
+        form = (getattr(array, 'shape', None), getattr(array, 'dtype', None),
+                array is not value and value.requires_grad)
+        if is_placeholder(array):
+            if exact and array.dtype.kind == 'b':
+                raise looked_at(array, 'indexing by a condition')
+            return form
+        if found:
+            return form
+        owner = self._owners.get(id(array)) or self._owners.get(
+            id(array.base))
+        # Integers and conditions may be an index.
+        return (*form, owner, hashlib.sha256(array.tobytes()).digest()
+                if exact and array.dtype.kind in 'biu' else None)
+
+    def _new(self, form: Any, node: Any, inputs: tuple, original: Callable,
+             read: list[Source | str]) -> RecordedCall:
+        """What is the same for all calls of a form that read the same."""
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
         figures = self._recorder.known.figures(
-            node, inputs, original, self._link())
-        number = len(self.program.calls)    # after what an earlier batch gave
-        for label, index in figures.ignored:
-            self.leave_out(None if index is None else inputs[index], label)
+            (self._settings, form) if form else None, node, inputs, original,
+            self._link())
+        own = {name: value for name, value in attributes_of(node).items()
+               if name not in CHAINERS}
+        number = len(self.program.calls)
         names = tuple(dict.fromkeys([
             *(one for one in read if type(one) is str), *figures.inner]))
-        whole, used = self._on_one_chunk(node, names, arrays, attributes)
+        whole, used = self._on_one_chunk(node, names, _real_in(inputs),
+                                         _real_in(list(own.values())))
         if not (read or whole or used or figures.inner or figures.draws):
-            self.program.notes.numbers += numbers
-            return None
-        kept.update((name, own[name]) for name in figures.writes)
+            return _ALONE       # it follows from the batch
         return RecordedCall(
             figures.name, self._link(),
             tuple([self._first_call.setdefault(id(link), number)
@@ -395,8 +442,17 @@ class _Recording(Interceptor):
             tuple([one for one in read if type(one) is Source]), names,
             figures.outputs, figures.forward, figures.backward,
             figures.deferrable, figures.kept, (), figures.temporary,
-            figures.draws, whole, None, figures, node, kept,
-            tuple(arguments), hidden=hidden, reads=used, numbers=numbers,
+            figures.draws, whole, None, figures, reads=used,
+            hidden=tuple([name for name, value in own.items() if any(
+                is_placeholder(nested.array_of(leaf))
+                for leaf in nested.leaves(value)[0])]),
+            copied=tuple([name for name, value in own.items() if isinstance(
+                value, nested.ARRAYS) and not is_placeholder(value)
+                and id(value) not in self._owners
+                and name not in figures.writes]),
+            real=tuple([index for index, x in enumerate(inputs)
+                        if _real_in([x]) and not isinstance(
+                            x, chainer.Parameter)]),
             config={} if vars(LOCAL) == self._config else {
                 name: value for name, value in vars(LOCAL).items()
                 if name not in self._config or self._config[name] != value})
@@ -428,40 +484,16 @@ class _Recording(Interceptor):
                 self._owners.update((id(value), path)
                                     for value in _persistent(link))
 
-    def _scan(self, own: dict[str, Any], read: list[Source | str]
-              ) -> tuple[dict[str, Any], tuple[str, ...], list[Any]]:
-        """Attributes, names of those with placeholders, arrays in others.
-
-        Arrays to which Python may write are copied.  Adds what placeholders
-        stand for to ``read``.
-        """
-        self._note_owners(self._stack)      # some make arrays in forward
-        kept = dict(own)
-        hidden: list[str] = []
-        arrays: list[Any] = []
-        for name, value in own.items():
-            if type(value) not in _SIMPLE and name not in CHAINERS:
-                for leaf in nested.leaves(value)[0]:
-                    array = nested.array_of(leaf)
-                    if is_placeholder(array):
-                        read += self._read(leaf)
-                        hidden.append(name)
-                        continue
-                    arrays.append(array)
-                    if array is value and id(array) not in self._owners:
-                        kept[name] = array.copy()
-        return kept, tuple(dict.fromkeys(hidden)), arrays
-
     def _read(self, x: Any) -> tuple:
         """The call or the parameter that an input comes from; () if none."""
-        if isinstance(x, chainer.Parameter):
+        array = x if is_placeholder(x) else nested.array_of(x)
+        if array is not x and isinstance(x, chainer.Parameter):
             name = self._names.of(x)
             if name is None:
                 raise ValueError(
                     f'{user_line()}: the model uses a parameter that is not '
                     'among its own; register it in init_scope')
             return (name,)
-        array = x._data[0] if isinstance(x, Variable) else x
         if not is_placeholder(array):
             if array is not x and x._node._creator_node is not None:
                 raise ValueError(
@@ -564,6 +596,12 @@ def record_example(recorder: Recorder, run: Callable, timed: bool,
         call.retained = tuple(filter(None, dict.fromkeys(
             memory.get(source, source) for source in retained)))
     return program
+
+
+def _real_in(value: Any) -> list[Any]:
+    """The arrays in a value that are no placeholders."""
+    return [array for leaf in nested.leaves(value)[0] if not is_placeholder(
+        array := nested.array_of(leaf))]
 
 
 def _persistent(link: chainer.Link) -> list[Any]:
