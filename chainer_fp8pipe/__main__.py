@@ -5,7 +5,6 @@ started on ranks by ``mpiexec``, the others without it.
 """
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import sys
@@ -68,8 +67,7 @@ def _on_ranks(given: Sequence[str]) -> Callable[[], None] | None:
     """Does what ``mpiexec`` has started but for what it returns; or helps."""
     from .mpi.world import StartError, enter_world
     from .training.unmodified.launch import only_rank_0_prints
-    with only_rank_0_prints(contextlib.redirect_stdout,
-                            contextlib.redirect_stderr):
+    with only_rank_0_prints():
         options = _parsed(given)
         try:
             enter_world()

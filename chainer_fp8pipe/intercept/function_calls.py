@@ -23,7 +23,6 @@ from typing import Any
 import chainer
 import numpy
 from chainer.functions.array import as_strided
-from chainer.variable import VariableNode
 
 from .patching import Current, Patch
 
@@ -152,7 +151,7 @@ def hold_calls(kinds: Iterable[type], owner: Any) -> None:
 
 @functools.lru_cache(None)
 def _own_call(kind: Any) -> Patch:
-    return Patch(kind, '__call__', _call, direct=True)
+    return Patch(kind, '__call__', _call)
 
 
 # --- calls without checks ----------------------------------------------------
@@ -227,18 +226,9 @@ def unchecked() -> contextlib.AbstractContextManager[None]:
 
 
 def _variable(array: Any, requires_grad: bool) -> chainer.Variable:
-    """``Variable(array, requires_grad=...)``, in a fifth of the time."""
-    variable = chainer.Variable.__new__(chainer.Variable)
-    node = VariableNode.__new__(VariableNode)
-    node._variable = weakref.ref(variable)
-    node.name, node._layout = None, None
-    node._requires_grad = requires_grad
-    node.dtype, node.shape = array.dtype, array.shape
-    variable._requires_grad, variable._grad_valid = requires_grad, True
-    variable._loss_scale = variable._grad_var = variable._grad = None
-    variable._device = variable._layout = None
-    variable._data, variable._node = [array], node
-    return variable
+    """``Variable(array, requires_grad=...)``, in half the time."""
+    return chainer.Variable._init_unchecked(
+        array, requires_grad=requires_grad, is_chainerx_array=False)
 
 
 def _join_graph(node: chainer.FunctionNode, inputs: list[Any],
@@ -333,24 +323,23 @@ def _base(original: Any) -> Any:
     return base
 
 
-_of_calls = functools.partial(Patch, direct=True)
 # chainer/variable.py, lines 1775 and 1906
-_INIT = _of_calls(chainer.Parameter, '__init__', _init)
-_INITIALIZE = _of_calls(chainer.Parameter, 'initialize', _initialize)
+_INIT = Patch(chainer.Parameter, '__init__', _init)
+_INITIALIZE = Patch(chainer.Parameter, 'initialize', _initialize)
 # Reads the memory that an array is a view of: what came from another rank is a
 # view of a message's bytes (functions/array/as_strided.py, line 108).
 _MEMORY = Patch(as_strided, '_get_base_array', _base)
 _CALLS = (
     # chainer/function_node.py, lines 242 and 1013 (grad), link.py, 262
-    _of_calls(chainer.FunctionNode, 'apply', _apply),
-    _of_calls(chainer, 'grad', _backward),
-    _of_calls(chainer.Link, '__call__', _call),
+    Patch(chainer.FunctionNode, 'apply', _apply),
+    Patch(chainer, 'grad', _backward),
+    Patch(chainer.Link, '__call__', _call),
     # variable.py, 1490 and 1644, and _backprop.py, 15
-    _of_calls(chainer.Variable, 'backward', _backward),
-    _of_calls(chainer.Variable, 'unchain_backward', _unchain),
-    _of_calls(chainer, 'backward', _backward),
+    Patch(chainer.Variable, 'backward', _backward),
+    Patch(chainer.Variable, 'unchain_backward', _unchain),
+    Patch(chainer, 'backward', _backward),
     # Of several functions, none of which gets the labels as an input
     # (functions/loss/softmax_cross_entropy.py, 390).
-    _of_calls(sys.modules[chainer.functions.softmax_cross_entropy.__module__],
+    Patch(sys.modules[chainer.functions.softmax_cross_entropy.__module__],
               '_double_backward_softmax_cross_entropy', _cross_entropy),
     _INITIALIZE)

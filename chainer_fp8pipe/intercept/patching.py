@@ -46,14 +46,11 @@ class Patch:
         name: Of the attribute.
         make: Is given the original and returns the replacement: a function,
             or an object that behaves as the original without users.
-        direct: Whether that function does so, too; the replacement is one
-            frame then instead of two.
     """
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any],
-                 direct: bool = False) -> None:
-        self._owner, self._name = owner, name
-        self._make, self._direct = make, direct
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]
+                 ) -> None:
+        self._owner, self._name, self._make = owner, name, make
         self._users = 0
         # The garbage collector may remove a user in the middle of this.
         self._lock = threading.RLock()
@@ -70,7 +67,6 @@ class Patch:
             target = self._target = [made]
             if callable(made):
                 self._replacement = functools.wraps(self._original)(
-                    made if self._direct else
                     lambda *args, **kwargs: target[0](*args, **kwargs))
             setattr(self._owner, self._name, self._replacement)
 

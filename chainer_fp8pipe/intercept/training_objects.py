@@ -19,10 +19,7 @@ import chainermn.communicators
 import chainermn.datasets
 from chainer.serializers import hdf5, npz
 from chainer.training.extensions import Evaluator
-from chainer.training.updaters import (
-    MultiprocessParallelUpdater,
-    StandardUpdater,
-)
+from chainer.training.updaters import StandardUpdater
 
 from .patching import Current, Patch
 
@@ -67,11 +64,9 @@ class Originals:
 
 #: What is replaced, by the substitute's method.
 _REPLACED = (
-    # chainer/training/updaters: standard_updater.py, line 80, and
-    # multiprocess_parallel_updater.py, 121
+    # chainer/training/updaters/standard_updater.py, lines 80 and 230
     (StandardUpdater, '__init__', 'make_updater'),
-    (MultiprocessParallelUpdater, '__init__', 'make_updater'),
-    (StandardUpdater, 'update', 'update'),      # 230
+    (StandardUpdater, 'update', 'update'),
     # chainer/optimizer.py, 857, which Chainer's optimizers inherit
     (chainer.GradientMethod, 'update', 'update_optimizer'),
     # chainer/training: trainer.py, 293, and extensions/evaluator.py, 185

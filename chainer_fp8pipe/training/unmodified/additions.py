@@ -1,16 +1,16 @@
 """Adds snapshots and reports to an unmodified script's Trainers."""
 # A script that is started again may leave out Trainers that have ended before.
 # So a Trainer is not known by its number in this start but by its ``out`` and
-# by its place in the script, which are in ``DIR/trainers.json``.  One that
-# runs in an extension of another is a part of that.
+# by its place in the script, which the name of its folder is made of.  One
+# that runs in an extension of another is a part of that.
 from __future__ import annotations
 
-import json
 import linecache
 import os
 import sys
 import traceback
 import warnings
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -20,13 +20,11 @@ from mpi4py import MPI
 
 from ...command_line import Interval
 from ...intercept.training_objects import LIBRARIES, Originals
-from ...mpi.agreement import of_first_rank
 from ...report.launch_protocol import is_launched, say_update
-from ...report.record import written_whole
 from ..run_report import RunReport
 from ..snapshots.file import find_snapshots, iteration_of
 from ..snapshots.snapshot import Snapshot, resume
-from .launch import Refusal, refusing
+from .launch import Refusal, say
 
 _RETAIN = 2
 
@@ -39,10 +37,11 @@ class Additions(Originals):
 
     Args:
         comm: All ranks.
-        snapshots: Their folder, with a folder ``2`` for a second Trainer,
-            and so on; None: there are none.
+        snapshots: A directory, in which each Trainer's snapshots have a
+            folder; None: there are none.
         every: The interval between snapshots.
-        report: Likewise, of reports.
+        report: A directory for a report, in which that of a second Trainer
+            has a folder ``2``, and so on; None: there is none.
     """
 
     def __init__(self, comm: MPI.Comm, snapshots: str | None, every: Interval,
@@ -52,7 +51,7 @@ class Additions(Originals):
         self._snapshots = snapshots and os.path.abspath(snapshots)
         self._report = report and os.path.abspath(report)
         self._trains, self._trainers, self._scattered = False, 0, 0
-        self._seen: list[dict[str, str]] = []       # of this start
+        self._seen = set[str]()     # of this start
 
     def scatter(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         """Shuffles without the script's seed alike at each start.
@@ -76,34 +75,32 @@ class Additions(Originals):
 
     def finish(self) -> None:
         if self._report and not self._trainers:
-            self._say('the script has run no chainer.training.Trainer, so '
-                      'there is no report')
+            say('the script has run no chainer.training.Trainer, so there is '
+                'no report')
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
-        if not self._trains:
-            self._trainers += 1
-            self._add_to(trainer)
         before, self._trains = self._trains, True
         try:
+            if not before:
+                self._add_to(trainer)
             original(trainer, *args, **kwargs)
         finally:
             self._trains = before
 
     def _add_to(self, trainer: Any) -> None:
         """Prepares a Trainer when all else has been done to it."""
+        self._trainers += 1
         if is_launched() and self._comm.rank == 0:
             trainer.extend(
                 lambda trainer: say_update(trainer.updater.iteration),
                 'launcher', lambda trainer: True, sys.maxsize)
-        if snapshots := self._snapshots:
-            with refusing():
-                folder = of_first_rank(
-                    self._comm, lambda: self._choose(trainer, snapshots))
-            self._resume(trainer, folder)
+        if self._snapshots:
+            self._resume(trainer, os.path.join(
+                self._snapshots, self._name_of(trainer)))
         if self._report:
-            trainer.extend(RunReport(self._comm, directory=_numbered(
-                self._report, self._trainers)))
+            trainer.extend(RunReport(self._comm, directory=os.path.join(
+                self._report, str(self._trainers) * (self._trainers > 1))))
 
     def _resume(self, trainer: Any, directory: str) -> None:
         amount, unit = self._every
@@ -115,7 +112,7 @@ class Additions(Originals):
         newest = self._comm.bcast(iteration_of(found[-1]) if found else -1)
         update = trainer.updater.iteration
         if newest < 0 or update and update >= newest:
-            self._say(f'snapshots go to {directory}; the training ' + (
+            say(f'snapshots go to {directory}; the training ' + (
                 f'goes on after update {update}, as the script says'
                 if update else 'begins'))
             return
@@ -127,38 +124,24 @@ class Additions(Originals):
             if isinstance(entry.extension, _snapshot._Snapshot):
                 entry.extension.autoload = False
         for one in told:
-            self._say(str(one.message))
+            say(str(one.message))
         if update:
-            self._say(f'the training goes on after update {update}, by a '
-                      f'snapshot in {directory}')
+            say(f'the training goes on after update {update}, by a snapshot '
+                f'in {directory}')
 
-    def _choose(self, trainer: Any, directory: str) -> str:
-        """A Trainer's folder."""
-        file, known = os.path.join(directory, 'trainers.json'), []
-        if os.path.exists(file):
-            with open(file, encoding='utf-8') as index:
-                known = json.load(index)
-        about = {'out': str(trainer.out), 'place': _place()}
-        if about in self._seen:
-            raise ValueError(
-                f'a second Trainer has out={trainer.out} at the same place '
-                'of the script, so --snapshots could not tell whose snapshots '
-                'it finds; give each Trainer an out of its own')
-        self._seen.append(about)
-        if about not in known:
-            known.append(about)
-            os.makedirs(directory, exist_ok=True)
-            with written_whole(file) as index:
-                json.dump(known, index, indent=1)
-        return _numbered(directory, 1 + known.index(about))
-
-    def _say(self, text: str) -> None:
-        if self._comm.rank == 0:
-            print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
-
-
-def _numbered(directory: str, number: int) -> str:
-    return os.path.join(directory, str(number) * (number > 1))
+    def _name_of(self, trainer: Any) -> str:
+        """The name of a Trainer's folder."""
+        out, place = self._comm.bcast((str(trainer.out), _place()))
+        name = '{}-{:08x}'.format(
+            os.path.basename(os.path.normpath(out)),
+            zlib.crc32(f'{out} {place}'.encode()))
+        if name in self._seen:
+            raise Refusal(
+                f'a second Trainer has out={out} at the same place of the '
+                'script, so --snapshots could not tell whose snapshots it '
+                'finds; give each Trainer an out of its own')
+        self._seen.add(name)
+        return name
 
 
 def _place() -> str:

@@ -20,7 +20,7 @@ import pathlib
 import sys
 import threading
 import time
-import warnings
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -37,16 +37,15 @@ from ...intercept.patching import Patch
 from ...intercept.training_objects import LIBRARIES, own_work
 from ...mpi.agreement import Meeting, of_first_rank, raise_together
 from ...mpi.waiting import wait_until
-from ...mpi.world import stderr
 from ..snapshots.snapshot import Followed, counts, go_on
-from .launch import Refusal, only_rank_0_prints
+from .launch import Refusal, only_rank_0_prints, say
 
 #: Seconds in which rank 0 makes a folder that another rank comes to make.
 _PATIENCE = 5.0
 #: Functions of ``os`` that only the first of several ranks can call.
 _ONCE = 'mkdir', 'remove', 'rename', 'replace', 'rmdir', 'unlink'
 #: Modules by which scripts call them, and those that are no script's.
-_THROUGH = 'os', 'pathlib', 'posixpath', 'shutil'
+_THROUGH = {'os', 'pathlib', 'posixpath', 'shutil'}
 _NO_SCRIPTS = LIBRARIES | {'tempfile'}
 _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
@@ -61,30 +60,13 @@ def as_one_process() -> Iterator[None]:
     owners: list[Any] = [os] * (MPI.COMM_WORLD.rank > 0)
     if owners and sys.version_info < (3, 11):
         owners += [vars(pathlib)['_normal_accessor']]
-    with only_rank_0_prints(
-            contextlib.redirect_stdout, contextlib.redirect_stderr), \
-            contextlib.ExitStack() as stack:
-        if owners:      # what one stage alone computes may be worth a warning
-            stack.enter_context(Patch(warnings, 'showwarning', _anywhere))
-            stack.enter_context(Patch(threading, 'excepthook', _loud))
+    with only_rank_0_prints(), contextlib.ExitStack() as stack:
         for owner in owners:
             for name in _ONCE:
                 if hasattr(owner, name):
                     stack.enter_context(Patch(
                         owner, name, functools.partial(_by_rank_0, name)))
         yield
-
-
-def _anywhere(original: Callable) -> Callable:
-    return lambda message, category, name, number, file=None, line=None: (
-        original(message, category, name, number, file or stderr(), line))
-
-
-def _loud(original: Callable) -> Callable:
-    def excepthook(args: Any) -> None:
-        with contextlib.redirect_stderr(stderr()):
-            original(args)
-    return excepthook
 
 
 def _by_rank_0(name: str, original: Callable) -> Callable:
@@ -106,11 +88,9 @@ def _by_rank_0(name: str, original: Callable) -> Callable:
 
 def _caller() -> str:
     """The package that calls a function of ``os``."""
-    frame: Any = sys._getframe(3)     # behind the patch
-    while frame is not None and (found := frame.f_globals.get(
-            '__name__', '').partition('.')[0]) in _THROUGH:
-        frame = frame.f_back
-    return found if frame is not None else ''
+    return next((name for frame, _ in traceback.walk_stack(
+        sys._getframe(3)) if (name := frame.f_globals.get(
+            '__name__', '').partition('.')[0]) not in _THROUGH), '')
 
 
 # --- extensions and triggers -------------------------------------------------
@@ -129,21 +109,22 @@ def adapt(trainer: Any, job: Any) -> None:
     def followed(trigger: Any) -> Any:
         return trigger if counts(trigger) else Followed(
             looking(trigger), job.comm)
-    trainer.stop_trigger = followed(trainer.stop_trigger)
+    trainer.stop_trigger, is_first = (
+        followed(trainer.stop_trigger), job.comm.rank == 0)
     for entry in trainer._extensions.values():
-        entry.trigger = followed(entry.trigger)
-        own, is_first = entry.extension, job.comm.rank == 0
+        entry.trigger, own = followed(entry.trigger), entry.extension
         if isinstance(own, _NEED_THE_WHOLE_MODEL):
-            job.warn(f'{type(own).__name__} needs the whole model and batch '
-                     'on one rank; it is left out')
-            entry.extension = _LeftOut(own)
-        elif isinstance(own, _PRINT_OR_DRAW) and not is_first:
-            entry.extension = _LeftOut(own)
-        elif isinstance(own, extensions.LogReport) and not is_first:
+            say(f'{type(own).__name__} needs the whole model and batch on one '
+                'rank; it is left out')
+        if isinstance(own, _NEED_THE_WHOLE_MODEL) or not is_first and (
+                isinstance(own, _PRINT_OR_DRAW)):
+            entry.extension = _left_out(own)
+            continue
+        if isinstance(own, extensions.LogReport) and not is_first:
             own._log_name = None        # others read what it collects
         elif isinstance(own, _snapshot._Snapshot):
             _adapt_snapshot(own, is_first)
-        entry.extension = looking(entry.extension)
+        entry.extension = looking(own)
 
 
 def _adapt_snapshot(own: Any, is_first: bool) -> None:
@@ -162,14 +143,12 @@ def _adapt_snapshot(own: Any, is_first: bool) -> None:
         writer._savefun = own_work()(function)
 
 
-class _LeftOut(chainer.training.Extension):
+def _left_out(own: Any) -> Any:
     """Does nothing in an extension's place: snapshots have its state."""
-
-    def __init__(self, own: Any) -> None:
-        self.serialize = own.serialize
-
-    def __call__(self, trainer: Any) -> None:
+    def nothing(trainer: Any) -> None:
         pass
+    vars(nothing)['serialize'] = own.serialize
+    return nothing
 
 
 # --- models ------------------------------------------------------------------
@@ -201,8 +180,10 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
     """Replaces ``load_npz`` and ``load_hdf5``: loads on all ranks, or on none.
 
-    A rank's own error stays as it is, as a script may expect it.
+    A path is rank 0's.  A rank's own error stays as it is, as a script may
+    expect it.
     """
+    file = job.comm.bcast(file if isinstance(file, str) else None) or file
     with (contextlib.nullcontext() if job.updater is None
           else job.model.partition.own_alone()):
         try:
@@ -220,42 +201,50 @@ def _refuse(why: str) -> NoReturn:
     raise PlaceholderError(f'{user_line()}: {why}')
 
 
+def _after(look: Callable, original: Callable) -> Callable:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        look(self)
+        return original(self, *args, **kwargs)
+    return call
+
+
 class Looks:
     """Says when code may look at the model, and when ``comm`` communicates."""
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._meeting, self._is_open = Meeting(comm.Dup()), True
         self._partition: Any = None     # until there is one
-        self._thread = threading.get_ident()
         #: Whether the training has failed, and looks are errors.
         self.have_failed = False
 
     def begin(self, model: Any) -> None:
         """From now on the script's code may look at a model that is cut."""
-        held = self._partition = model.partition
+        held, main = model.partition, threading.get_ident()
         elsewhere = {id(parameter) for name, parameter
                      in held.names.parameters.items()
                      if name not in held.placement.own}
 
-        def gradient(original: property) -> property:
-            def read(parameter: chainer.Parameter) -> Any:
-                if fetching.now is not None and id(parameter) in elsewhere:
-                    _refuse('the gradient is on another rank; look at it in a '
-                            'hook of the optimizer that is called for each '
-                            'parameter (call_for_each_param = True)')
-                return original.__get__(parameter)
-            return property(read, original.fset)
+        def of_gradient(parameter: Any) -> None:
+            if fetching.now is not None and id(parameter) in elsewhere:
+                _refuse('the gradient is on another rank; look at it in a '
+                        'hook of the optimizer that is called for each '
+                        'parameter (call_for_each_param = True)')
 
-        def in_this_thread(original: Callable) -> Callable:
-            def namedparams(*args: Any, **kwargs: Any) -> Any:
-                if threading.get_ident() != self._thread:
-                    _refuse('a thread of the script sees a part of the model '
-                            'only; look at it in the main thread')
-                return original(*args, **kwargs)
-            return namedparams
+        def of_new_array(parameter: Any) -> None:
+            if fetching.now is not None and id(parameter) in elsewhere:
+                self.look()     # or this rank would have it from now on
+
+        def of_names(_: Any) -> None:
+            if threading.get_ident() != main:
+                _refuse('a thread of the script sees a part of the model '
+                        'only; look at it in the main thread')
         LOOKS.hold(held)
-        Patch(chainer.Parameter, 'grad', gradient).hold(held)
-        Patch(type(model), 'namedparams', in_this_thread).hold(held)
+        for owner, name, look in (
+                (chainer.Parameter, '_get_grad', of_gradient),
+                (chainer.Parameter, '_set_array', of_new_array),
+                (type(model), 'namedparams', of_names)):
+            Patch(owner, name, functools.partial(_after, look)).hold(held)
+        self._partition = held
         self._set(self._is_open)
 
     @contextlib.contextmanager

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -50,6 +51,7 @@ from .launch import (
     loss_of,
     refuse_together,
     refusing,
+    say,
 )
 
 
@@ -141,7 +143,10 @@ class PipelineJob(Originals):
                     show_loop_exception_msg: bool = False) -> None:
         if trainer.updater is not self.updater:
             check(updater=trainer.updater)
-        trainer.out = self.comm.bcast(trainer.out)
+        own, trainer.out = trainer.out, self.comm.bcast(trainer.out)
+        if trainer.out != own:      # by a clock; this rank's is of no use
+            with contextlib.suppress(OSError):
+                os.rmdir(own)
         files.adapt(trainer, self)
         try:
             original(trainer, show_loop_exception_msg)
@@ -163,7 +168,7 @@ class PipelineJob(Originals):
             try:
                 return self.comm.bcast(original(evaluator))
             except NotTraced as error:
-                self.warn('each rank has the whole model while it evaluates, '
+                say('each rank has the whole model while it evaluates, '
                           f'as {error.__cause__ or error}')
                 self._evaluates_whole = True
             finally:
@@ -174,13 +179,6 @@ class PipelineJob(Originals):
 
     serialize = _together(files.serialize)
     save, load = _together(files.save), _together(files.load)
-
-    # --- details ------------------------------------------------------------
-
-    def warn(self, text: str) -> None:
-        """Prints a warning on rank 0."""
-        if self.comm.rank == 0:
-            print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
 
     def _divide(self, updater: Any) -> None:
         """Cuts the model of an updater, which becomes one of a pipeline."""
@@ -286,31 +284,27 @@ class Divided(FollowingIterator):
         comm: The replicas' ranks that read.
     """
 
-    _own: Any = None
-
     def __init__(self, iterator: Any, comm: MPI.Comm) -> None:
         super().__init__(iterator)
         self._comm = comm
-        if comm.rank == 0:
-            self._own = iterator
+        self._own: Any = iterator if comm.rank == 0 else None
 
     def _read(self) -> list | None:
         """What each replica gets, where it is read; None of ended data."""
         if self._own is None:
             return None
-        size = self._comm.size
+        count = self._comm.size
         try:
             batch = self._own.next()
         except StopIteration:
-            return [None] * size
+            return [None] * count
         if not isinstance(batch, list):
             raise ValueError(
                 f'{type(self._own).__name__} gives a {type(batch).__name__}; '
                 'replicas divide a list of examples')
-        now = progress(self._own)
-        return [(now, batch[len(batch) * n // size:
-                            len(batch) * (n + 1) // size])
-                for n in range(size)]
+        now, size = progress(self._own), len(batch)
+        return [(now, batch[size * n // count:size * (n + 1) // count])
+                for n in range(count)]
 
     def __next__(self) -> list:
         found = self._comm.scatter(raise_together(self._comm, self._read))

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,15 +50,13 @@ class Refusal(SystemExit):
 
 def _refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
     """Prints why, once, and ends all ranks with the exit code 2."""
-    text = f'chainer_fp8pipe {command}: {refusal.code}\n'
-    request = comm.Ibarrier()
-    end = time.monotonic() + _PATIENCE
+    request, end = comm.Ibarrier(), time.monotonic() + _PATIENCE
     while not request.Test():
         if time.monotonic() > end:
-            end_all_ranks(text, _CODE)
+            end_all_ranks(
+                f'chainer_fp8pipe {command}: {refusal.code}\n', _CODE)
         time.sleep(0.01)
-    if comm.rank == 0:
-        print(text, end='', file=sys.stderr, flush=True)
+    say(str(refusal.code), command)
     # What has started the ranks may end all when the first one fails; it has
     # passed the line on by then.
     comm.Barrier()
@@ -91,6 +90,18 @@ def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
         return raise_together(comm, action, ValueError)
 
 
+def say(text: str, command: str = 'run') -> None:
+    """Prints a line of a command on rank 0."""
+    if MPI.COMM_WORLD.rank == 0:
+        print(f'chainer_fp8pipe {command}: {text}', file=stderr(), flush=True)
+
+
+def _is_main(found: Mapping[str, Any]) -> bool:
+    return [*found] == ['main']
+
+
+_ONE = ("the updater has the {} {{}}; several ranks train one model with one "
+        "optimizer and iterator, 'main'")
 #: By what is looked at: whether it can be trained, and the sentence that
 #: refuses it, in which {} is its kind, or its parts, with the remedy.
 _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -101,10 +112,8 @@ _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     'other_updater': (
         lambda updater: updater is None,
         'the script makes a second updater; several ranks train one model'),
-    **{what: (lambda found: [*found] == ['main'],
-              f'the updater has the {what} {{}}; several ranks train one '
-              "model with one optimizer and iterator, 'main'")
-       for what in ('iterators', 'optimizers')},
+    'iterators': (_is_main, _ONE.format('iterators')),
+    'optimizers': (_is_main, _ONE.format('optimizers')),
     'own_loop': (
         lambda updater: updater is not None,
         'the script updates its optimizer in a loop of its own; let the loop '
@@ -127,16 +136,11 @@ _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda function: function is None,
         'the updater has a loss function of its own, {}; put it into the '
         'model, as in L.Classifier(net, lossfun=...), and leave loss_func '
-        'out'),
-}
+        'out')}
 
 
 def check(**seen: Any) -> None:
-    """Raises Refusal about what cannot be trained over ranks.
-
-    Args:
-        seen: What the script has made, by the table's names.
-    """
+    """Raises Refusal about what the script has made, by the table's names."""
     for name, value in seen.items():
         is_fit, sentence = _TABLE[name]
         if not is_fit(value):
@@ -223,16 +227,14 @@ def _nowhere() -> Any:
 
 
 @contextlib.contextmanager
-def only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
-    """A block in which other ranks' streams lead nowhere.
-
-    ``redirect`` are ``contextlib.redirect_stdout`` and ``redirect_stderr``.
-    """
+def only_rank_0_prints() -> Iterator[None]:
+    """A block in which other ranks' streams lead nowhere."""
     nowhere = _nowhere()
     vars(nowhere)['of_all_ranks'] = stderr()
     with contextlib.ExitStack() as stack:
-        for stream in redirect if MPI.COMM_WORLD.rank else ():
-            stack.enter_context(stream(nowhere))
+        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr
+                         ) if MPI.COMM_WORLD.rank else ():
+            stack.enter_context(redirect(nowhere))
         yield
 
 
@@ -247,27 +249,21 @@ class RankAware(Originals):
 
     def __init__(self, comm: MPI.Comm, script: str,
                  create: Callable[..., Any]) -> None:
-        self._size, self._script, self.create = comm.size, script, create
-        self._is_checked = comm.size == 1
+        self._ranks, self._script, self.create = comm.size, script, create
 
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
-        if not self._is_checked:
-            self._check()
-        original(*args, **kwargs)
-
-    def _check(self) -> None:
-        self._is_checked = True
-        with open(self._script, 'rb') as file:
-            names_mpi = b'mpi4py' in file.read()
+        ranks, self._ranks = self._ranks, 1     # asked once
         # Of an object its class alone: a proxy's attributes may do anything.
-        if not names_mpi and not any(
+        if ranks > 1 and b'mpi4py' not in pathlib.Path(
+                self._script).read_bytes() and not any(
                 issubclass(type(one), (CommunicatorBase, ProcessGrid))
                 for one in gc.get_objects()):
             raise Refusal(
                 'the script creates no communicator, so each of the '
-                f'{self._size} ranks would train a model of its own on all '
-                'data. Run the script as it is with --pipeline '
-                f'{self._size}. Or add "comm = chainermn.create_communicator'
-                '()" and "optimizer = chainermn.create_multi_node_optimizer('
-                'optimizer, comm)" before optimizer.setup(model)')
+                f'{ranks} ranks would train a model of its own on all '
+                f'data. Run the script as it is with --pipeline {ranks}. Or '
+                'add "comm = chainermn.create_communicator()" and "optimizer '
+                '= chainermn.create_multi_node_optimizer(optimizer, comm)" '
+                'before optimizer.setup(model)')
+        original(*args, **kwargs)

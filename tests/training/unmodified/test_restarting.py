@@ -77,9 +77,10 @@ def test_each_trainer_goes_on_from_its_own_snapshot(comm, tmp_path):
     """In whatever directory; or begins anew, if all are damaged."""
     whole = run(comm, tmp_path / 'whole', (9, 9), trainers=2)
     assert '; the training begins\n' in whole.stderr
-    assert sorted(os.listdir(tmp_path / 'whole/saved')) == [
-        '2', 'snapshot_iter_18.ranks', 'snapshot_iter_20.ranks',
-        'trainers.json']
+    for folder in (tmp_path / 'whole/saved').iterdir():
+        assert re.fullmatch('result2?-[0-9a-f]{8}', folder.name)
+        assert sorted(os.listdir(folder)) == [
+            'snapshot_iter_18.ranks', 'snapshot_iter_20.ranks']
     moved = tmp_path / 'moved'
     run(comm, moved, (1, 9), trainers=2, code=7, before=MOVING)
     again = run(comm, moved, (9, 9), trainers=2, before=MOVING)
@@ -89,8 +90,8 @@ def test_each_trainer_goes_on_from_its_own_snapshot(comm, tmp_path):
     assert 'goes on after update 6' in again.stderr
     damaged = tmp_path / 'damaged'
     run(comm, damaged, (0, 9), code=7)
-    (damaged / 'saved/snapshot_iter_6.ranks/rank0of1.npz').write_bytes(
-        b'cut off')
+    file, = damaged.glob('saved/*/snapshot_iter_6.ranks/rank0of1.npz')
+    file.write_bytes(b'cut off')
     again = run(comm, damaged, (0, 30))
     assert 'snapshot_iter_6.ranks is not whole' in again.stderr
     assert 'the training begins anew\n' in again.stderr
