@@ -103,17 +103,14 @@ class ChainAdapter(Adapter):
 
     def choose(self, method: str | None) -> str:
         """Has predictions call a method or child link; its name."""
-        for name in ([method] if method else ['predictor', 'predict']):
-            found = getattr(self._model, name, None)
-            if callable(found):
-                self._method = found
+        names = [method] if method else ['predictor', 'predict']
+        for name in names:
+            self._method = getattr(self._model, name, None)
+            if callable(self._method):
                 return name
-        kind = type(self._model).__name__
-        if method is None:
-            raise ValueError(
-                f'{kind} has neither a predictor nor a method predict(); '
-                "pass method='name' of what returns the output")
-        raise ValueError(f'{kind} has no method {method!r}')
+        raise ValueError(
+            f'{type(self._model).__name__} has no method {" or ".join(names)}'
+            "; pass method='name' of what returns the output")
 
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
         """See :meth:`.Adapter.joined`."""
@@ -153,12 +150,9 @@ class ChainAdapter(Adapter):
             ValueError: The model cannot be run so.
         """
         part = self._partition
-        problem = part.placement.problem()
-        if problem:
-            raise ValueError(problem)
-        function = (self._method if step == 'predict'
-                    else part.loss_func or self._model)
-        assert function is not None
+        part.placement.check()
+        function: Any = (self._method if step == 'predict'
+                         else part.loss_func or self._model)
         batches = [nested.rebuilt(tree, [
             self._model.device.send(array) for array in arrays])
             for tree, arrays in zip(batch.trees, batch.parts, strict=True)]
@@ -190,8 +184,8 @@ class ChainAdapter(Adapter):
 
     def _record(self, step: str, function: Callable, batches: list[Any],
                 places: list[Place]) -> None:
-        part, names = self._partition, self._partition.names
-        placement = part.placement
+        part, placement = self._partition, self._partition.placement
+        names = part.names
         self._statistics = next(iter(self._parts.values())).statistics
         # All ranks have all running averages.
         self._statistics.here = lambda link: placement.is_own(link, 'avg_mean')

@@ -68,11 +68,6 @@ class DeferredParameter(chainer.Parameter):
 
     raw_array = property(_fetched)
 
-    def initialize(self, shape: Any) -> None:
-        """Draws values anew."""
-        self.initializer = _of_chainer(self)
-        super().initialize(shape)
-
     def to_device(self, device: Any) -> None:
         """Has the values made for another device."""
         array, device = self._data[0], chainer.get_device(device)

@@ -238,12 +238,10 @@ def _plan(recorder: Recorder, program: Program, given: Any,
 def _check_plan(plan: PartitionPlan, problem: CutProblem,
                 options: Mapping[str, Any], parameters: Mapping[str, Any]
                 ) -> None:
-    if plan.stages != problem.stages:
-        raise ValueError(f'the plan is for {plan.stages} stages, and there '
-                         f'are {problem.stages}')
+    options = {'stages': problem.stages, **options}
     if problem.recompute != 'auto':
-        options = {**options, 'recompute': (
-            bool(problem.recompute),) * len(plan.recompute)}
+        options['recompute'] = (bool(
+            problem.recompute),) * len(plan.recompute)
     for name, value in options.items():
         if value != getattr(plan, name):
             raise ValueError(f'{name} is {value!r}, and the plan is for '

@@ -280,36 +280,34 @@ class PartitionedChain:
             model.serialize(serializer)
 
     def __str__(self) -> str:
-        return table(self.partition, type(self).__name__)
-
-
-def table(part: Partition, title: str) -> str:
-    """A line per chunk: ranks, time, memory, and what is sent on."""
-    plan, sizes = part.plan, parameters_of(part.names)
-    total, begins = sum(plan.seconds), [(0, 0), *plan.cuts]
-    rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
-             'first parameter']]
-    for chunk, again in enumerate(plan.recompute):
-        stage = chunk % plan.stages
-        rows.append([
-            part.name_of(chunk).removeprefix('stage '),
-            ' '.join(map(str, part.grid.ranks[stage])),
-            ''.join(f'{100 * one / total:.0f} %'
-                    for one in plan.seconds[chunk:chunk + 1] if total),
-            size(sum(sizes[name].nbytes
-                     for name in part.placement.used[chunk])),
-            ''.join(map(size, plan.memory[stage:stage + 1])),
-            ''.join(map(size, plan.crossing[chunk:chunk + 1])),
-            ''.join(group[0] for group in plan.order[begins[chunk][0]:][:1])
-            + ', forward twice' * again])
-    return '\n'.join([
-        f'{title}: {counted(plan.stages, "stage")}'
-        + f' x {part.grid.replicas} replicas' * (part.grid.replicas > 1)
-        + f', {plan.schedule} with '
-        + counted(plan.micro_batches, 'micro-batch'), *columns(rows),
-        *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
-          'its gradient' for name, ranks in part.placement.ties.items()),
-        *part.recorder.undivided()])
+        """A line per chunk: ranks, time, memory, and what is sent on."""
+        part, plan = self.partition, self.partition.plan
+        sizes = parameters_of(part.names)
+        total, begins = sum(plan.seconds), [(0, 0), *plan.cuts]
+        rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
+                 'first parameter']]
+        for chunk, again in enumerate(plan.recompute):
+            stage = chunk % plan.stages
+            rows.append([
+                part.name_of(chunk).removeprefix('stage '),
+                ' '.join(map(str, part.grid.ranks[stage])),
+                ''.join(f'{100 * one / total:.0f} %'
+                        for one in plan.seconds[chunk:chunk + 1] if total),
+                size(sum(sizes[name].nbytes
+                         for name in part.placement.used[chunk])),
+                ''.join(map(size, plan.memory[stage:stage + 1])),
+                ''.join(map(size, plan.crossing[chunk:chunk + 1])),
+                ''.join(first for first, *_ in plan.order[
+                    begins[chunk][0]:][:1]) + ', forward twice' * again])
+        return '\n'.join([
+            f'{type(self).__name__}: {counted(plan.stages, "stage")}'
+            + f' x {part.grid.replicas} replicas' * (part.grid.replicas > 1)
+            + f', {plan.schedule} with '
+            + counted(plan.micro_batches, 'micro-batch'), *columns(rows),
+            *(f'{name} is on stages {" and ".join(map(str, ranks))}, which '
+              'sum its gradient'
+              for name, ranks in part.placement.ties.items()),
+            *part.recorder.undivided()])
 
 
 @functools.lru_cache(None)

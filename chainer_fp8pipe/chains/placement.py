@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -70,7 +71,7 @@ class Placement:
             names.parameters, key=lambda name: names.shaped.index(name) + 1
             if name in names.shaped else 0)
             if names.parameters[name]._data[0] is not None]), 0))
-        _share_persistent(names, comm, 0, names.links)
+        _share_persistent(names, comm, () if comm.rank else names.links)
 
     def fetch(self) -> None:
         """Gives all ranks the whole model, until :meth:`give_back`.
@@ -89,10 +90,9 @@ class Placement:
         except ValueError:
             self.give_back()
             raise
-        for stage in range(comm.size):
-            _share_persistent(self.names, comm, stage, [
-                path for path, chunk in self._keepers.items()
-                if chunk % self._plan.stages == stage])
+        _share_persistent(self.names, comm, [
+            path for path, chunk in self._keepers.items()
+            if chunk % self._plan.stages == comm.rank])
 
     def _send(self, comm: MPI.Comm, roots: Mapping[str, int]) -> None:
         """Gives parameters' values, one after the other, to their ranks."""
@@ -114,12 +114,7 @@ class Placement:
             parameter = self.names.parameters[name]
             if is_placeholder(parameter._data[0]):
                 if rank == root:
-                    try:
-                        draw(parameter)
-                    except Exception as error:
-                        raise ValueError(
-                            f'the initial values of {name}: '
-                            f'{type(error).__name__}: {error}') from error
+                    draw(parameter)
                 elif self.own is self._always:  # it is yet to be drawn
                     pass_by(parameter)
             array = parameter._data[0]
@@ -149,40 +144,41 @@ class Placement:
         return path is not None and (
             self._keepers.get(path, me) % self._plan.stages == me)
 
-    def problem(self) -> str:
-        """Names a parameter that was replaced since the cut; '' if none."""
+    def check(self) -> None:
+        """Raises ValueError if a parameter was replaced since the cut."""
         for path, parameter in self.names.parameters.items():
             link, _, name = path.rpartition('/')
             if vars(self.names.links[link or '/']).get(name) is not parameter:
-                return (f'parameter {path} was replaced after partition(); '
-                        'change its array, or call partition() afterwards')
+                raise ValueError(
+                    f'parameter {path} was replaced after partition(); change '
+                    'its array, or call partition() afterwards')
             array = parameter._data[0]
             if array is not None and (      # or its link makes it, in forward
                     path in self.own) == is_placeholder(array):
-                return (f'parameter {path} has '
-                        + ('no values' if path in self.own else 'values')
-                        + f' on stage {self._grid.stage_index}; change '
-                        'parameters on the rank that has them only, or use '
-                        'chainer.serializers.load_npz')
-        return ''
+                raise ValueError(
+                    f'parameter {path} has '
+                    + 'no ' * (path in self.own)
+                    + f'values on stage {self._grid.stage_index}; change '
+                    'parameters on the rank that has them only, or use '
+                    'chainer.serializers.load_npz')
 
 
-def _share_persistent(names: Names, comm: MPI.Comm, root: int,
-                      paths: Iterable[str]) -> None:
-    """Gives all ranks one rank's persistent values of links."""
+def _share_persistent(names: Names, comm: MPI.Comm, paths: Iterable[str]
+                      ) -> None:
+    """Gives all ranks the persistent values of this rank's links."""
     def read() -> list[tuple[str, str, Any]]:
         found = [(path, name, getattr(names.links[path], name))
                  for path in paths
                  for name in sorted(names.links[path]._persistent)]
-        return [(path, name, chainer.backends.cuda.to_cpu(value) if isinstance(
-            value, chainer.get_array_types()) else value)
-            for path, name, value in found
-            if isinstance(value, (*PLAIN, *chainer.get_array_types()))]
-    is_root = comm.rank == root
-    values = comm.bcast(together(comm, lambda: is_root and read()), root)
+        return [(path, name, value if isinstance(value, PLAIN) else
+                 chainer.backends.cuda.to_cpu(value))
+                for path, name, value in found
+                if isinstance(value, (*PLAIN, *chainer.get_array_types()))]
+    everyone = comm.allgather(together(comm, read))
 
     def write() -> None:
-        for path, name, value in () if is_root else values:
+        everyone[comm.rank] = []
+        for path, name, value in itertools.chain(*everyone):
             link = names.links[path]
             now = getattr(link, name)
             if not isinstance(value, numpy.ndarray):

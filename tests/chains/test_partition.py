@@ -102,7 +102,7 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm):
 
 #: The same for a step with a micro-batch of a new form.
 STEPS = [(owner, name, rank) for owner, name in (
-    (placement.Placement, 'problem'), (adapter.ChainAdapter, '_record'),
+    (placement.Placement, 'check'), (adapter.ChainAdapter, '_record'),
     (partitioned.State, 'note'), (recorder.Recorder, 'record'),
     (layout, 'Layout'), (adapter, 'check_result'), (program.Program, 'settle'))
     for rank in (0, 1)]

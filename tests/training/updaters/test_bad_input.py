@@ -141,7 +141,7 @@ CUTS = {
     **{f'plan: {said}': (said, lambda comm, plan=plan: cut(comm, plan=plan))
        for said, plan in (
         ('order is missing', {}),
-        ('plan is for 1 stages, and there are 2', {**PLAN, 'stages': 1}),
+        ('stages is 2, and the plan is for 1', {**PLAN, 'stages': 1}),
         ('knows a parameter /x/W, which the model has not',
          {**PLAN, 'order': [['/x/W'], *PLAN['order']]}),
         ('is no index in the order', {**PLAN, 'cuts': [[4, 0]]}),
