@@ -124,7 +124,7 @@ ALONE = pytest.mark.parametrize('code', [
 @ALONE
 @on_ranks(2)
 def test_a_python_block_runs_on_two_ranks(comm, code, tmp_path):
-    ran(comm, tmp_path, code)
+    ran(comm, tmp_path, code.replace('10_000', '1_000'))
 
 
 @ALONE
@@ -250,7 +250,7 @@ def changed(code, diff, old=' -', new=' +'):
     return code
 
 
-def epochs(code, count=3):
+def epochs(code, count=2):
     """A script that trains for fewer than its 8 epochs."""
     assert "(8, 'epoch')" in code
     return code.replace("(8, 'epoch')", f"({count}, 'epoch')")
@@ -270,7 +270,7 @@ def with_parts(code, *names, page='first_steps'):
 
 def accuracy(printed):
     """In the last line of ``PrintReport``."""
-    return float(re.findall(r'3 +[\d.]+ +([\d.]+)', printed)[-1])
+    return float(re.findall(r'2 +[\d.]+ +([\d.]+)', printed)[-1])
 
 
 @on_ranks(2)
@@ -296,7 +296,7 @@ def test_the_tours_reports_and_snapshots_are_written(comm, tmp_path):
     code = code.replace("['epoch',", "['comm/bytes', 'epoch',")
     # An epoch has 32 updates, the very first of which only broadcasts.
     code = code.replace("('fp8')", "('fp8', warmup=31)")
-    first = ran(comm, tmp_path, epochs(code))
+    first = ran(comm, tmp_path, epochs(code, 3))
     found = re.findall(r'^([\d.]+) +\d ', first, re.MULTILINE)
     warm_up, chosen, later = map(float, found)
     page = ' '.join((DOCS / 'first_steps.rst').read_text().split())
@@ -333,7 +333,7 @@ def check_serial(found, folder, code):
     """The rows of a script without ranks, whose last number is accuracy."""
     code = code.replace('COMM_WORLD', 'COMM_SELF')
     expected = rows(run_alone(folder / 'serial', code)['stdout'])
-    assert len(expected) > 2
+    assert len(expected) > 1
     assert expected[-1][-1] > 0.9
     for row, other in zip(rows(found), expected, strict=True):
         assert row == pytest.approx(other, rel=5e-3)
@@ -350,7 +350,7 @@ def test_a_pipeline_does_what_its_page_shows(comm, tmp_path):
         return
     check_serial(printed, tmp_path, changed(
         script(), block('pipeline', 'pipeline-lines'), ' +', ' -'))
-    load = block('pipeline', 'pipeline-load').replace('_256', '_96')
+    load = block('pipeline', 'pipeline-load').replace('_256', '_64')
     alone = run_alone(tmp_path, script().partition('model = Net()')[0] + load)
     with chainer.using_config('train', False):
         y = alone['model'](alone['points'][:7].astype('f')).array
@@ -364,8 +364,8 @@ def resumed():
 
 @pytest.fixture
 def by_two(tmp_path):
-    """A folder with a snapshot of two ranks after two epochs."""
-    run(tmp_path, resumed().replace("(3, 'epoch')", "(2, 'epoch')"))
+    """A folder with a snapshot of two ranks after an epoch."""
+    run(tmp_path, resumed().replace("(2, 'epoch')", "(1, 'epoch')"))
     for name in 'timeline.svg', 'timeline.json':
         assert (tmp_path / 'result' / name).exists()
     return tmp_path
@@ -385,7 +385,7 @@ def test_the_pipelines_script_becomes_one_with_replicas(comm, tmp_path):
     printed = ran(comm, tmp_path, changed(
         script(), block('pipeline', 'hybrid-lines')))
     assert ', on stage 1,' in printed
-    assert rows(printed)[-1][-1] > 0.95
+    assert rows(printed)[-1][-1] > 0.85
 
 
 @on_ranks(3)

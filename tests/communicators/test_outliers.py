@@ -48,11 +48,11 @@ def test_an_outlier_is_over_with_its_update(comm, name, options, at):
     communicator = made(comm, name, options)
     if communicator is None:
         return
-    for outlier in 1e30, 1e5, 7.9, 3.3, 0.05:
+    for outlier in 1e30, 7.9, 0.05:
         if name.startswith('int') and outlier > 1e6:
             continue        # no scale is large enough: an error
         model, late = fresh(), []
-        for step in range(10):
+        for step in range(at + 5):
             model.p0.grad = gradients(comm.rank, step)
             if step == at and comm.rank == 1:
                 model.p0.grad[500] = -outlier

@@ -29,7 +29,8 @@ def each(names, quick):
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize('name', each(MODELS, QUICK))
-@on_ranks(2, 3, 4, timeout=1500)
+@on_ranks(pytest.param(2, marks=pytest.mark.slow), 3,
+          pytest.param(4, marks=pytest.mark.slow), timeout=1500)
 def test_a_model_trains_as_in_one_process(comm, name):
     if MODELS[name].slow and comm.size > 2:
         pytest.skip('takes long, and gigabytes')
@@ -52,7 +53,7 @@ def test_a_model_trains_as_in_one_process(comm, name):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('name', each(sorted(CALLS), (
-    'cholesky', 'dropout', 'NaryTreeLSTM')))
+    'cholesky', 'dropout', 'Highway')))
 @on_ranks(2, timeout=600)
 def test_a_function_can_be_cut_at_every_place(comm, name):
     with (pytest.raises(PlaceholderError, match='as_strided needs the value')

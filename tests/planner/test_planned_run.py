@@ -23,7 +23,7 @@ def run(folder, ranks, *arguments, plan=None, script=SCRIPT, before=()):
 @pytest.mark.parametrize(('ranks', 'plan'), [
     # A batch of 50 is not of equally many samples for each.
     (3, replicas(3, algorithm='ring', overlap=True)),
-    (2, stages(2)), (4, stages(4, algorithm='direct'))])
+    (4, stages(4, algorithm='direct'))])
 def test_the_log_and_the_files_are_those_of_a_serial_run(
         tmp_path, serial, ranks, plan):
     arguments = '--seed', '1', '--hooks', '--batchsize', '50'
