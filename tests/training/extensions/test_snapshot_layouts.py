@@ -2,6 +2,7 @@
 import contextlib
 import functools
 import json
+import tempfile
 import warnings
 
 from chainer_fp8pipe.links import Divisible, lazy
@@ -102,6 +103,14 @@ def go(comm, out, stages, last, resumed=None, **options):
     return job, losses
 
 
+@functools.cache
+def undisturbed(model):
+    """All values after a run on one rank, and the losses."""
+    with tempfile.TemporaryDirectory() as out:
+        job, losses = go(MPI.COMM_SELF, out, 1, LAST, model=model)
+    return job.values(), losses
+
+
 #: (ranks, stages) before and after, and options of both.
 SAME_BITS = {
     'deeper': ((1, 1), (4, 4), {}, {}),
@@ -119,15 +128,14 @@ def test_a_run_at_any_depth_gives_the_same_bits(comm, name, tmp_path):
     """With dropout and batch normalisation; against one stage."""
     before, after, given, then = SAME_BITS[name]
     options = {'model': network if given else NORMALISED}
-    whole, losses = go(MPI.COMM_SELF, tmp_path / f'whole{comm.rank}', 1, LAST,
-                       **options)
+    whole, losses = undisturbed(**options)
     go(first(comm, before[0]), tmp_path, before[1], STOP, **options, **given)
     comm.Barrier()
     job, second = go(first(comm, after[0]), tmp_path, after[1], LAST,
                      resumed=before == after, **options, **then)
     if job:
         assert second == losses[STOP:]
-        same_bits(arrays(job.model), whole.values())
+        same_bits(arrays(job.model), whole)
     if comm.rank == 0:
         log = json.loads((tmp_path / 'log').read_text())
         assert [entry['iteration'] for entry in log] == [2, 4, 6, 8, 10]
@@ -137,7 +145,8 @@ def test_a_run_at_any_depth_gives_the_same_bits(comm, name, tmp_path):
 
 
 @pytest.mark.parametrize(('before', 'after', 'options'), [
-    ((4, 2), (2, 2), {}), ((4, 1), (4, 4), {}), ((1, 1), (4, 2), {}),
+    ((4, 2), (2, 2), {'model': network}), ((4, 1), (4, 4), {'model': network}),
+    ((1, 1), (4, 2), {'model': network}),
     ((1, SERIAL), (4, 4), {'model': CALM}),
     ((4, 4), (1, SERIAL), {'model': CALM}),
     ((2, 2), (3, 3), {'model': Tied}),
@@ -146,15 +155,14 @@ def test_a_run_at_any_depth_gives_the_same_bits(comm, name, tmp_path):
 def test_a_run_at_any_width_gives_the_same_losses(comm, before, after,
                                                   options, tmp_path):
     """(ranks, stages); dropout masks go with the samples."""
-    whole, losses = go(MPI.COMM_SELF, tmp_path / f'whole{comm.rank}',
-                       1, LAST, **options)
+    whole, losses = undisturbed(**options)
     go(first(comm, before[0]), tmp_path, before[1], STOP, **options)
     comm.Barrier()
     job, second = go(first(comm, after[0]), tmp_path, after[1], LAST,
                      resumed=False, **options)
     if job:
         numpy.testing.assert_allclose(second, losses[STOP:], 1e-5)
-        close(job.values(), whole.values(), 2e-5)
+        close(job.values(), whole, 2e-5)
 
 
 @pytest.mark.parametrize(('communicator', 'model'), [
