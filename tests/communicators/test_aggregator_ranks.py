@@ -146,7 +146,7 @@ from mpi4py import MPI
 world = MPI.COMM_WORLD.rank
 if world == {dying} and {dying} > 1:    # an aggregator, soon
     import threading, time
-    threading.Timer(2, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+    threading.Timer(.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 comm = chainer_fp8pipe.create_communicator(
     'fp8', algorithm='aggregator', aggregators=1, warmup=2)
 model = chainer.Sequential(L.Linear(20, 10), L.Linear(10, 1))
