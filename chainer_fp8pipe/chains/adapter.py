@@ -227,7 +227,7 @@ class ChainAdapter(Adapter):
         """Each micro-batch's inputs of the first chunk: none."""
         return [()] * len(batch.sizes) * (self._grid.stage_index == 0)
 
-    def reported(self) -> Reports:
+    def reported(self, losses: list[Arrays]) -> Reports:
         """Returns what this rank's model has reported, and the loss."""
         found: Reports = {}
         for weight, one in zip(self.weights, self._partition.programs,
@@ -235,7 +235,7 @@ class ChainAdapter(Adapter):
             for name, value in one.found.items():
                 add(found, name, report_of(value, weight))
         if self._is_last:
-            found[LOSS] = self.mean.report
+            found[LOSS] = self.mean_of(losses)
         return found
 
     def report(self, means: dict[str, Any], variables: Mapping[str, str]

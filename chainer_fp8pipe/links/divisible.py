@@ -9,10 +9,9 @@
 # number.  A rank draws those of its own layers only, as drawing all would take
 # the memory that the cut is to save.
 #
-# Layers that share parameters must be on one rank; a function that uses a
-# parameter of another rank, which its closure may hide, is refused when it
-# runs (pipeline.layers).  A pipeline runs the layers and not the model: what a
-# subclass does besides would be passed over, so `stage` refuses it.
+# Links that share parameters must be on one rank; a function, method or
+# partial that uses a parameter of another rank is refused when it runs
+# (pipeline.layers).
 from __future__ import annotations
 
 import copy
@@ -21,7 +20,7 @@ import itertools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import chainer
@@ -55,12 +54,6 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
     they are the same for every cut.  ``factory`` is a class or function that
     makes the layer of the arguments; else it raises TypeError.
 
-    .. admonition:: Example
-
-        >>> import chainer.links as L
-        >>> from chainer_fp8pipe.links import Divisible, lazy
-        >>> Divisible(lazy(L.Linear, 3, 2))[0].W.shape
-        (2, 3)
     """
     if isinstance(factory, Link) or not callable(factory):
         raise TypeError(
@@ -95,13 +88,10 @@ class Divisible(chainer.ChainList):
     The paper's program 2 (section 4.1).  ``model.divide(start, end)`` has the
     layers start to end - 1, and ``model.stage(comm)`` this rank's even share.
 
-    Links, functions and other callables are layers.  A tuple that a layer
-    returns becomes the arguments of the next one.  Names of parameters and
-    keys of snapshots come from the index in the whole model, for every cut.
-
-    A layer may be a method of the model.  Attributes stay on every rank: one,
-    or a lambda with ``self`` in it, that holds a layer of another rank keeps
-    it in memory.
+    Links, functions, methods of the model and other callables are layers.  A
+    tuple that a layer returns becomes the arguments of the next one.  Names of
+    parameters and keys of snapshots come from the index in the whole model,
+    for every cut.  Attributes stay on every rank.
 
     Args:
         layers: The layers; those of :func:`lazy` get values where they are
@@ -254,7 +244,7 @@ class Divisible(chainer.ChainList):
     def add_hook(self, hook: Any, name: str | None = None) -> Any:
         """As Chainer's; a stage, which is not called as a whole, refuses."""
         if self.layout:
-            raise ValueError(_NO_HOOKS)
+            raise ValueError(_ONE_BY_ONE)
         return super().add_hook(hook, name)
 
     def __repr__(self) -> str:
@@ -322,15 +312,11 @@ class Divisible(chainer.ChainList):
         if self.layout:
             raise ValueError(f'{self!r} is a part already; call stage of the '
                              'whole model')
-        for name in 'forward', '__call__':      # a pipeline passes them over
-            if name in vars(self) or getattr(type(self), name) is not getattr(
-                    Divisible, name):
-                raise ValueError(
-                    f'{type(self).__name__} has a {name} of its own, which a '
-                    'pipeline would pass over, as it runs the layers one by '
-                    'one; make what it does a layer')
-        if self._local_link_hooks:
-            raise ValueError(_NO_HOOKS)
+        own = [name for name in ('forward', '__call__') if name in vars(self)
+               or getattr(type(self), name) is not getattr(Divisible, name)]
+        if own or self._local_link_hooks:
+            raise ValueError(f'{type(self).__name__} has a '
+                             f'{(*own, "hook")[0]} of its own. {_ONE_BY_ONE}')
         total = stages * operator.index(chunks)
         if not 1 <= total <= len(self):
             raise ValueError(
@@ -347,18 +333,19 @@ class Divisible(chainer.ChainList):
         first: dict[int, int] = {}      # layer that holds a thing, by its id
         for number, layer in enumerate(map(_layer, self)):
             name = layer_name(number, layer)
-            for thing in held(layer):
+            links = list(layer.links()) if isinstance(layer, Link) else []
+            parameters = [one for link in links[:1] for one in link.params()]
+            for thing in (*links, *parameters, *[
+                    array for array in [one._data[0] for one in parameters]
+                    if array is not None and not is_placeholder(array)]):
                 other = first.setdefault(id(thing), number)
                 if owner[other] != owner[number]:
-                    called = getattr(thing, 'name', None) or ''
                     raise ValueError(
                         f'{layer_name(other, _layer(self[other]))} and {name} '
-                        + f'share the {type(thing).__name__} {called}'.rstrip()
-                        + '; cut so that both are on one rank, or give one '
-                        'its own parameters')
-                if owner[number] != stage and isinstance(
-                        thing, chainer.Parameter):
-                    part.foreign[thing.node] = name
+                        f'share the {type(thing).__name__}; cut so that both '
+                        'are on one rank, or give one its own parameters')
+            if owner[number] != stage:
+                part.foreign.update((one.node, name) for one in parameters)
             part._children.append(self._child_of(
                 part, number, '' if owner[number] == stage
                 else f', on stage {owner[number]}'))
@@ -380,18 +367,15 @@ class Divisible(chainer.ChainList):
     def _counts(self, balance: Any, chunks: int) -> list[int]:
         """The number of layers of each chunk of all ranks, or ValueError."""
         if not isinstance(balance, str):
-            counts = [operator.index(count) for count in balance]
-            if len(counts) != chunks or min(counts) < 1 or (
-                    sum(counts) != len(self)):
-                raise ValueError(
-                    f'balance={counts} does not fit: it must be {chunks} '
-                    'numbers of layers, one for each chunk, all 1 or more and '
-                    f'{len(self)} together')
-            return counts
+            balance = [operator.index(count) for count in balance]
+            if len(balance) == chunks and min(balance) > 0 and (
+                    sum(balance) == len(self)):
+                return balance
         if balance not in ('parameters', 'layers'):
             raise ValueError(
-                f"unknown balance {balance!r}; valid are 'parameters', "
-                "'layers' and a list of the number of layers of each chunk")
+                f"balance={balance!r} does not fit: it must be 'parameters', "
+                f"'layers', or {chunks} numbers of layers, one for each "
+                f'chunk, all 1 or more and {len(self)} together')
         costs = [1] * len(self) if balance == 'layers' else self.sizes()
         if None in costs:
             number = [cost is None for cost in costs].index(True)
@@ -418,8 +402,8 @@ class Divisible(chainer.ChainList):
                for array in parameter._data[:1]}}
 
 
-_NO_HOOKS = ('a stage of a pipeline runs layers one by one, so that hooks of '
-             'the whole model would not be called; add them to layers')
+_ONE_BY_ONE = ('A pipeline runs layers one by one, and would pass it over; '
+               'make it a layer; hooks: add them to layers')
 
 
 def _layer(child: Link) -> Any:
@@ -434,36 +418,13 @@ def even_parts(costs: Sequence[int], parts: int) -> list[int]:
     all such cuts that of the numbers of layers.
     """
     sums = [0, *itertools.accumulate(costs)]
-    # By how many layers the parts so far have: the least squares of sums,
-    # squares of counts, and the counts.
-    best: dict[int, tuple[int, int, list[int]]] = {0: (0, 0, [])}
-    for _ in range(parts):
-        best = {end: min(
+
+    @functools.cache
+    def best(parts: int, end: int) -> tuple[int, int, list[int]]:
+        """Both sums of squares, and the numbers, up to a layer."""
+        return (0, 0, []) if not parts else min(
             (cost + (sums[end] - sums[start]) ** 2,
              square + (end - start) ** 2, [*counts, end - start])
-            for start, (cost, square, counts) in best.items() if start < end)
-            for end in range(min(best) + 1, len(sums))}
-    return best[len(costs)][2]
-
-
-def held(value: Any) -> Iterator[Any]:
-    """Links, parameters and their arrays that a layer holds.
-
-    Methods count for their objects, and bound arguments; not closures.
-    """
-    if isinstance(value, chainer.Link):
-        yield from value.links()
-        for parameter in value.params():
-            yield parameter
-            array = parameter._data[0]
-            if array is not None and not is_placeholder(array):
-                yield array
-    elif isinstance(value, types.MethodType):
-        if not isinstance(value.__self__, Divisible):   # the model
-            yield from held(value.__self__)
-    elif isinstance(value, functools.partial):
-        for item in (value.func, *value.args, *value.keywords.values()):
-            yield from held(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from held(item)
+            for start in range(parts - 1, end if parts > 1 else 1)
+            for cost, square, counts in [best(parts - 1, start)])
+    return best(parts, len(costs))[2]

@@ -1,10 +1,8 @@
 """Batch normalisation with the statistics of the batches of several ranks."""
-# Each rank sends its number of elements per channel, their mean, and the sum
-# of squares about it; these are joined in float64 as Chan, Golub and LeVeque
-# join partial variances ("Algorithms for computing the sample variance",
-# 1983), so nothing cancels where the mean is large.  There is one message
-# forward and one backward.  A rank whose input does not fit sends a refusal in
-# place of the former, so that all raise.
+# Each rank sends its number of elements per channel, their mean and variance,
+# which are joined in float64, so that nothing cancels where the mean is large.
+# There is one message forward and one backward.  A rank whose input does not
+# fit sends a refusal in place of the former, so that all raise.
 from __future__ import annotations
 
 from typing import Any
@@ -15,6 +13,8 @@ from chainer import backend
 from chainer.backends.cuda import to_cpu
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import argument
+
+from ..pipeline.means import joined, move
 
 
 class GroupedBatchNormalization(chainer.links.BatchNormalization):
@@ -114,10 +114,13 @@ class GroupedBatchNormalizationFunction(
         mean, variance = self._joined(self._group.gather(
             numpy.concatenate([
                 [count], local + sums / max(count, 1),
-                numpy.maximum(squares - sums ** 2 / max(count, 1), 0)])))
+                numpy.maximum(squares - sums ** 2 / max(count, 1), 0)
+                / max(count, 1)])))
         self._off = local - mean
         self._inverse = 1 / numpy.sqrt(variance + self.eps)
-        self._update(mean, variance)
+        if self.running_mean is not None:
+            move((self.running_mean, self.running_var), self.decay,
+                 int(self.elements), mean, variance)
         scale = to_cpu(gamma).ravel() * self._inverse
         centred *= self._spread(scale, x)
         centred += self._spread(to_cpu(beta).ravel() + scale * self._off, x)
@@ -171,7 +174,7 @@ class GroupedBatchNormalizationFunction(
         """Means and biased variances of the whole batch.
 
         ``everyone`` has each rank's number of elements per channel, means,
-        and sums of squares about them; or nothing.
+        and variances; or nothing.
         """
         mine = len(everyone[self._group.rank])
         if other := [str(rank) for rank, one in enumerate(everyone)
@@ -179,26 +182,9 @@ class GroupedBatchNormalizationFunction(
             raise ValueError(
                 f'batch normalisation failed on rank {", ".join(other)} of '
                 'the group, or has other channels there; see its message')
-        found = numpy.array(everyone)
-        counts = found[:, :1]
-        means, squares = found[:, 1:].reshape(
-            len(found), 2, -1).swapaxes(0, 1)
-        self.elements[...] = counts.sum()
+        parts = [(one[0], *one[1:].reshape(2, -1)) for one in everyone]
+        self.elements[...] = sum(count for count, *_ in parts)
         if not self.elements:
             raise ValueError('no rank of the group has a sample to normalise; '
                              'leave out batches that are empty on all ranks')
-        mean = (counts * means).sum(axis=0) / self.elements
-        square = (squares + counts * (means - mean) ** 2).sum(axis=0)
-        return mean, square / self.elements
-
-    def _update(self, mean: numpy.ndarray, variance: numpy.ndarray) -> None:
-        if self.running_mean is None:
-            return
-        # Chainer's running variance is the unbiased one.
-        variance = variance * self.elements / max(self.elements - 1, 1)
-        for average, now in ((self.running_mean, mean),
-                             (self.running_var, variance)):
-            average *= self.decay
-            average += backend.get_array_module(average).asarray(
-                ((1 - self.decay) * now).reshape(average.shape),
-                average.dtype)
+        return joined(parts)

@@ -17,7 +17,7 @@ from chainer.functions import softmax_cross_entropy
 from ..mpi.grid import ProcessGrid
 from .backprop import Arrays
 from .layers import LayersLoss, LayersPart, as_tuple, softmax_loss
-from .means import MeanLoss, Reports
+from .means import Report, Reports, report_of
 from .randomness import Place
 
 
@@ -88,7 +88,6 @@ class Adapter:
         self._model, self._grid = model, grid
         self._is_last = grid.stage_index == grid.stages - 1
         self._loss_weight = loss_weight
-        self.mean = MeanLoss()
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         """This rank's parameters on several ranks: their stages, by id."""
@@ -117,6 +116,13 @@ class Adapter:
                         'sample')
         return tuple(self._model.xp.concatenate(column)
                      for column in zip(*parts, strict=True))
+
+    def mean_of(self, losses: list[Arrays]) -> Report:
+        """The mean of the losses of all micro-batches."""
+        found = Report('number', 0.0, 0.0)
+        for weight, (loss,) in zip(self.weights, losses, strict=True):
+            found = found.plus(report_of(loss.item(), weight))
+        return found
 
     def undo(self) -> None:
         """Takes back :meth:`rehearse`, after which another rank failed."""
@@ -190,9 +196,9 @@ class LayersAdapter(Adapter):
         """Each micro-batch's inputs."""
         return list(map(tuple, batch.parts))
 
-    def reported(self) -> Reports:
+    def reported(self, losses: list[Arrays]) -> Reports:
         """The loss, and what it reports, which the last stage knows."""
-        return {**self._loss.found, 'loss': self.mean.report
+        return {**self._loss.found, 'loss': self.mean_of(losses)
                 } if self._end else {}
 
     def report(self, means: dict[str, Any], variables: Mapping[str, str]

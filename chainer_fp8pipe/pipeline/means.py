@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import math
-import operator
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -69,37 +68,6 @@ def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
     raise ValueError(
         'several losses ignore different numbers of labels; pass '
         'loss_weight=, a function of the batch, to PipelineUpdater')
-
-
-class MeanLoss:
-    """The mean of the losses of micro-batches, and where backward begins."""
-
-    report: Report
-
-    def begin(self, weights: list[float], total: float,
-              loss_scale: float | None) -> None:
-        """Starts a batch, with the weights of its micro-batches.
-
-        ``total`` is the sum of all weights, of other replicas too.
-        """
-        self._weights, self._total = weights, total or 1.0
-        self._scale = 1.0 if loss_scale is None else loss_scale
-        self._losses: dict[int, Any] = {}
-        self.report = Report('number', 0.0, 0.0)
-
-    def forward(self, micro_batch: int, outputs: tuple[Any, ...]) -> None:
-        """Takes the loss of a micro-batch."""
-        loss, = outputs
-        self._losses[micro_batch] = loss
-        weight = self._weights[micro_batch]
-        self.report = self.report.plus(report_of(loss.item(), weight))
-
-    def backward(self, micro_batch: int) -> tuple[Any, ...]:
-        """The gradient of the loss of a micro-batch."""
-        loss = self._losses.pop(micro_batch)
-        xp = chainer.backend.get_array_module(loss)
-        return (xp.full_like(loss, self._weights[micro_batch] / self._total
-                             * self._scale),)
 
 
 # --- reports -----------------------------------------------------------------
@@ -243,28 +211,39 @@ class BatchStatistics(Interceptor):
         for (link, *_), parts in self._parts.items():
             if not self.here(link):
                 continue
-            counts = [int(count) for count, *_ in parts]
-            total = sum(counts)
-            centres = [one.astype(float) for _, one, *_ in parts]
-            mean = sum(map(operator.mul, counts, centres)) / total
-            # Chainer's variances are unbiased ones.
-            variance = sum(count * (part.astype(float) / _unbiased(count)
-                                    + (centre - mean) ** 2)
-                           for count, centre, (*_, part, _) in zip(
-                               counts, centres, parts, strict=True)) / total
             decay = link.decay
             if parts[-1][-1]:
                 link.N += 1
                 decay = 1.0 - 1.0 / link.N
-            for average, now in ((link.avg_mean, mean),
-                                 (link.avg_var, variance * _unbiased(total))):
-                average *= decay
-                average += ((1 - decay) * now).astype(average.dtype)
+            # Chainer's variances are unbiased ones.
+            move((link.avg_mean, link.avg_var), decay,
+                 sum(int(count) for count, *_ in parts), *joined([
+                     (int(count), mean.astype(float),
+                      variance.astype(float) / _unbiased(int(count)))
+                     for count, mean, variance, _ in parts]))
         self.forget()
 
     def forget(self) -> None:
         """Drops the statistics of a failed step."""
         self._parts.clear()
+
+
+def joined(parts: Sequence[tuple[float, Any, Any]]) -> tuple[Any, Any]:
+    """Mean and variance of a whole: of its parts, also their lengths."""
+    total = sum(count for count, *_ in parts)
+    mean = sum(count * one for count, one, _ in parts) / total
+    return mean, sum(count * (variance + (one - mean) ** 2)
+                     for count, one, variance in parts) / total
+
+
+def move(averages: tuple[Any, Any], decay: float, count: int, mean: Any,
+         variance: Any) -> None:
+    """Moves Chainer's running averages, of which one is unbiased."""
+    for average, now in zip(averages, (mean, variance * _unbiased(count)),
+                            strict=True):
+        average *= decay
+        average += chainer.backend.get_array_module(average).asarray(
+            ((1 - decay) * now).reshape(average.shape), average.dtype)
 
 
 def why_once(link: chainer.Link) -> str:

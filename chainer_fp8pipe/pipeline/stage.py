@@ -20,7 +20,7 @@ from ..report.stream import EventStream
 from .backprop import Arrays, GradientSums, Tape
 from .channel import Channels
 from .layers import blame
-from .means import BatchStatistics, MeanLoss
+from .means import BatchStatistics
 from .randomness import Place
 from .schedules import Kind, Schedule
 
@@ -64,19 +64,18 @@ class Stage:
         hold(self)
 
     def run(self, schedule: Schedule, inputs: list[Arrays],
-            places: list[Place], loss: MeanLoss | None, train: bool
+            places: list[Place], slopes: list[float], train: bool
             ) -> list[Arrays]:
-        """Does all actions of this rank in their order.
+        """Does all actions of this rank in their order; the last outputs.
 
         Args:
             schedule: For as many micro-batches as there are places.
             inputs: Of the first chunk, one per micro-batch; elsewhere unused.
             places: Of the micro-batches, with any layer.
-            loss: What becomes of the last chunk's output; None: the outputs
-                are wanted, and returned.
+            slopes: The gradient of each micro-batch's loss, on the last rank.
             train: Whether to keep what a backward pass needs.
         """
-        self._places, self._loss, self._train = places, loss, train
+        self._places, self._slopes, self._train = places, slopes, train
         for micro_batch, arrays in enumerate(inputs):
             self._kept['activation', micro_batch, -1] = arrays
         for kind, micro_batch, number in schedule.actions[self.channels.rank]:
@@ -112,19 +111,18 @@ class Stage:
                                        self._places[micro_batch])
         if self._train and not again:
             self._kept['tape', micro_batch, number] = tape
-        if number == self._last and self._loss is not None:
-            self._loss.forward(micro_batch, arrays)
-        else:
-            self._give('activation', micro_batch, number, number, arrays)
+        self._give('activation', micro_batch, number, number, arrays)
 
     def _backward(self, kind: Kind, micro_batch: int, number: int) -> None:
         """The whole way back through a chunk, or one of its halves."""
-        part, gradients = self._parts[number], ()
-        if kind is not Kind.BACKWARD_WEIGHT:
-            gradients = (
-                self._loss.backward(micro_batch)
-                if number == self._last and self._loss
-                else self._take('gradient', micro_batch, number, number))
+        part = self._parts[number]
+        gradients: Arrays = ()
+        if number == self._last:
+            loss, = self._kept['activation', micro_batch, number]
+            gradients = chainer.backend.get_array_module(loss).full_like(
+                loss, self._slopes[micro_batch]),
+        elif kind is not Kind.BACKWARD_WEIGHT:
+            gradients = self._take('gradient', micro_batch, number, number)
         tape = self._tape(part, micro_batch, number)
         defer = kind is Kind.BACKWARD_INPUT
         with self._events.section(kind.value.removesuffix('_input'),

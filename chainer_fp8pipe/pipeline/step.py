@@ -124,6 +124,8 @@ class Pipeline:
                 'the cut of the layers': str(found[0].layout)},
             'Pass the same to PipelineUpdater on all ranks.')
         self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0
+        self._model = model
+        self._is_last = grid.stage_index == grid.stages - 1
         self.follow: Callable[[dict[str, Any]], object] = lambda now: None
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
@@ -180,14 +182,6 @@ class Pipeline:
         """The batch of a converter's arrays: a tuple or dictionary."""
         return self._adapter.batch(arrays)
 
-    @property
-    def _model(self) -> Any:
-        return self.optimizer.target
-
-    @property
-    def _is_last(self) -> bool:
-        return self.grid.stage_index == self.grid.stages - 1
-
     def _waits(self) -> contextlib.AbstractContextManager[None]:
         return self.events.section('receive')
 
@@ -211,14 +205,15 @@ class Pipeline:
         scale = self.optimizer._loss_scale if train else None
         if train:
             self._model.cleargrads()
-        adapter.mean.begin(adapter.weights, total, scale)
+        slopes = [weight / (total or 1.0) * (1.0 if scale is None else scale)
+                  for weight in adapter.weights]
         with _mode(step):
             outputs = self._stage.run(
                 self.schedule if train else make_schedule(
                     'forward', self.grid.stages, len(batch.sizes),
                     self.schedule.chunks),
                 adapter.scatter(batch), self._places(batch),
-                None if step == 'predict' else adapter.mean, train)
+                slopes, train)
         if train:
             self._stage.finish(scale)
         joined: Arrays = ()
@@ -227,7 +222,7 @@ class Pipeline:
                 joined = adapter.joined(outputs, batch.sizes)
                 describe(joined)            # or it could not be sent
         everyone = self._meetings.meet(
-            comm, None if step == 'predict' else adapter.reported())
+            comm, None if step == 'predict' else adapter.reported(outputs))
         self._channels.flush()
         adapter.end()
         result: Any = (

@@ -40,7 +40,7 @@ def test_parameters_are_the_measure_unless_said_otherwise():
 @pytest.mark.parametrize(('balance', 'message'), [
     *((counts, '2 numbers of layers, one for each chunk, all 1 or more and 5 '
        'together') for counts in ([5], [2, 2, 1], [5, 0], [6, -1], [])),
-    ('memory', "unknown balance 'memory'.*'parameters', 'layers' and a list"),
+    ('memory', "balance='memory' does not fit.*'parameters', 'layers', or 2"),
     ('parameters', r'layer 4 \(Linear\) learns the shape of its parameters '
      "from its first input; .*balance='layers' or a list")])
 def test_a_measure_that_cannot_be_is_an_error(balance, message):
@@ -109,9 +109,6 @@ USES = {
     'a chain that has it': lambda link: chainer.Chain(inner=link),
     'its parameter': tied,
     'its array': lambda link: link.copy('share'),
-    'a bound argument': lambda link: functools.partial(
-        lambda x, link: link(x), link=link),
-    'its method': lambda link: link.forward,
     'a lazy argument': lambda link: lazy(chainer.Sequential, link),
     'a model': lambda link: Divisible(lazy(L.Linear, 2, 2), link),
 }
@@ -143,6 +140,9 @@ def test_what_is_not_shared_may_be_cut():
 
 #: Functions that use the parameter of a link that they hold in secret.
 HIDDEN = {
+    'a bound argument': lambda link: functools.partial(
+        lambda x, link: link(x), link=link),
+    'its method': lambda link: link.forward,
     'a closure': lambda link: lambda x: F.linear(x, link.W),
     'an object': Caller,
     'a global': lambda link: lambda x: F.linear(x, GLOBAL.W),
