@@ -175,7 +175,7 @@ REFUSED = {1: [
     ('training.StandardUpdater(chainer.iterators.SerialIterator(data, 2), '
      'optimizer)', 'lower --micro-batches'),
     (_UPDATER + 'trainer.extend(extensions.snapshot(snapshot_on_error=True))\n'
-     'trainer.run()', 'snapshot_on_error=True needs'),
+     'trainer.run()', 'snapshot_on_error=True, when'),
     (_UPDATER + "chainer.serializers.save_hdf5('x', model)",
      'saved by save_npz only'),
     ('print(1)', 'has made no chainer.training.StandardUpdater'),
@@ -408,6 +408,10 @@ def several(trainer):
     look('evaluated', trainer.get_extension('validation')()[
         'validation/main/loss'])
     look('statistics', model.predictor[2].avg_mean)
+@training.make_extension(trigger=(3, 'iteration'), priority=400)
+def assign(trainer):
+    for p in model.params():
+        p.array = np.full(p.shape, .125, p.dtype)
 trainer.extend(evaluator(model), trigger=(4, 'iteration'))
 trainer.extend(evaluator(before), name='b', trigger=(2, 'iteration'))
 trainer.extend(evaluator(model, eval_func=lambda x, t: chainer.report(
@@ -415,7 +419,7 @@ trainer.extend(evaluator(model, eval_func=lambda x, t: chainer.report(
     trigger=(2, 'iteration'))
 trainer.extend(Own(chainer.iterators.SerialIterator(
     data, 4), model.predictor), name='own', trigger=(2, 'iteration'))
-for one in OneLayer(), whole, several:
+for one in OneLayer(), whole, several, assign:
     trainer.extend(one)
 trainer.extend(extensions.LogReport(trigger=(2, 'iteration')))
 look('before', infer(model.predictor, inputs))
@@ -565,6 +569,7 @@ if __name__ == '__main__':
 def test_what_a_clock_says_is_what_rank_0_says(comm, tmp_path):
     """Rank 1's clock is late; PlotReport is on rank 0 only."""
     done = ran(comm, tmp_path, _HEAD + '''
+import os
 from chainer.training import triggers
 from mpi4py import MPI
 fired = []
@@ -576,18 +581,26 @@ class Late(triggers.TimeTrigger):
         self._next_time += self._period
         return True
 trigger = Late(2)
+folder = 'at%d' % MPI.COMM_WORLD.rank
+from chainer_fp8pipe.training.unmodified import files
+files._PATIENCE = 0
+os.makedirs(folder)
 ''' + _UPDATER + '''
+trainer.out = folder
 trainer.extend(evaluator(), trigger=trigger)
 trainer.extend(extensions.PlotReport(["main/loss"]), trigger=trigger)
 trainer.extend(lambda _: fired.append(updater.iteration), name="note",
                trigger=Late(3))
 trainer.stop_trigger = Late(7)
 trainer.run()
+chainer.serializers.save_npz(folder + '/model', model)
+chainer.serializers.load_npz(folder + '/model', model)
 with open('fired%d' % MPI.COMM_WORLD.rank, 'w') as file:
     file.write('%d %s' % (updater.iteration, fired))
 ''')
     assert done.returncode == 0, done.stderr
     assert (tmp_path / f'fired{comm.rank}').read_text() == '7 [3, 6]'
+    assert [path.name for path in tmp_path.glob('at*')] == ['at0']
 
 
 @pytest.mark.parametrize(('samples', 'updates', 'said'), [

@@ -16,7 +16,6 @@
 # (`F.forget`) are not watched, and each thread has passes of its own.
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ import chainer
 from chainer import _backprop, _backprop_utils
 from chainermn.optimizers import _MultiNodeOptimizer
 
-from .patching import Patch
+from .patching import Current, Patch
 
 
 class Watcher(Protocol):
@@ -49,13 +48,8 @@ class Watcher(Protocol):
         """The update is over, or has failed."""
 
 
-class _Thread(threading.local):
-    """What this thread's next pass begins with."""
-
-    next: tuple[Any, Watcher, float | None] | None = None
-
-
-_thread = _Thread()
+#: What this thread's next pass begins with.
+_next = Current()
 
 
 def _updating(original: Any) -> Any:
@@ -70,12 +64,12 @@ def _updating(original: Any) -> Any:
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             loss = lossfun(*args, **kwargs)
-            _thread.next = loss, watcher, self.actual_optimizer._loss_scale
+            _next.now = loss, watcher, self.actual_optimizer._loss_scale
             return loss
         try:
             original(self, watched, *args, **kwargs)
         finally:
-            _thread.next = None
+            _next.now = None
             watcher.end()
     return update
 
@@ -87,7 +81,7 @@ class _Namespace:
         self._original = original
 
     def GradTable(self, **options: Any) -> Any:
-        found, _thread.next = _thread.next, None
+        found, _next.now = _next.now, None
         if found is None:
             return self._original.GradTable(**options)
         return _Table(*found, **options)

@@ -18,7 +18,7 @@ import chainermn
 import chainermn.communicators
 import chainermn.datasets
 from chainer.serializers import hdf5, npz
-from chainer.training.extensions import Evaluator
+from chainer.training.extensions import Evaluator, snapshot_writers
 from chainer.training.updaters import StandardUpdater
 
 from .patching import Current, Patch
@@ -56,7 +56,7 @@ class Originals:
         return original(*args, **kwargs)
 
     make_updater = update = update_optimizer = run_trainer = _original
-    evaluate = save = load = serialize = scatter = _original
+    evaluate = save = load = serialize = write = scatter = _original
 
     def finish(self) -> None:
         """The script has ended."""
@@ -73,6 +73,8 @@ _REPLACED = (
     (chainer.training.Trainer, 'run', 'run_trainer'),
     (Evaluator, 'evaluate', 'evaluate'),
     (npz, 'serialize', 'serialize'),    # chainer/serializers/npz.py, 70
+    # chainer/training/extensions/snapshot_writers.py, 57
+    (snapshot_writers.Writer, 'save', 'write'),
     # chainermn/datasets/scatter.py, 11
     (chainermn, 'scatter_dataset', 'scatter'),
     (chainermn.datasets, 'scatter_dataset', 'scatter'),

@@ -34,7 +34,7 @@ from ...chains.deferred import LOOKS, fetching
 from ...chains.placeholder import PlaceholderError, user_line
 from ...chains.saving import saving_parts
 from ...intercept.patching import Patch
-from ...intercept.training_objects import LIBRARIES, own_work
+from ...intercept.training_objects import LIBRARIES
 from ...mpi.agreement import Meeting, of_first_rank, raise_together
 from ...mpi.waiting import wait_until
 from ..snapshots.snapshot import Followed, counts, go_on
@@ -122,25 +122,13 @@ def adapt(trainer: Any, job: Any) -> None:
             continue
         if isinstance(own, extensions.LogReport) and not is_first:
             own._log_name = None        # others read what it collects
-        elif isinstance(own, _snapshot._Snapshot):
-            _adapt_snapshot(own, is_first)
+        elif isinstance(own, _snapshot._Snapshot) and (
+                own._snapshot_on_error or isinstance(
+                    own.writer, snapshot_writers.ProcessQueueWriter)):
+            raise Refusal(
+                'a snapshot has snapshot_on_error=True, when ranks may be '
+                'anywhere, or a ProcessQueueWriter; leave them out')
         entry.extension = looking(own)
-
-
-def _adapt_snapshot(own: Any, is_first: bool) -> None:
-    if own._snapshot_on_error:
-        raise Refusal('snapshot_on_error=True needs ranks that may be '
-                      'anywhere after an error; leave it out')
-    if not is_first:
-        own.writer = lambda *args: None
-        return
-    if isinstance(own.writer, snapshot_writers.ProcessQueueWriter):
-        raise Refusal('snapshots are written by a process with a queue; pass '
-                      'a ThreadWriter or a ThreadQueueWriter')
-    writer = getattr(own.writer, '_task', own.writer)
-    if function := getattr(writer, '_savefun', None):
-        # No other rank calls it.
-        writer._savefun = own_work()(function)
 
 
 def _left_out(own: Any) -> Any:
@@ -262,7 +250,6 @@ class Looks:
             if is_open:
                 self._meet(f'the end of {what}')
         finally:        # after an error the others may be somewhere else
-            self._give_back()
             self._set(before)
 
     def look(self) -> None:
@@ -272,11 +259,14 @@ class Looks:
         if self.have_failed:
             _refuse('after an error each rank has a part of the model only')
         self._meet(None)
-        self._set(self._is_open)
+        fetching.now = self.look
 
     def _set(self, is_open: bool) -> None:
-        self._is_open = is_open
-        fetching.now = self.look if is_open and self._partition else None
+        """Gives back what was fetched."""
+        self._is_open, fetching.now = is_open, None
+        if self._partition is not None:
+            self._partition.placement.give_back()
+            fetching.now = self.look if is_open else None
 
     def _meet(self, what: str | None) -> None:
         """Meets the others until nobody looks; who does so meets them once.
@@ -300,11 +290,6 @@ class Looks:
                                 enumerate(said) if one not in said[:rank])
                     + '; let no file, clock or random number without a seed '
                     'decide that (as in os.makedirs(path, exist_ok=True))')
-        self._give_back()
-
-    def _give_back(self) -> None:
-        if self._partition:
-            self._partition.placement.give_back()
 
 
 class Looking:

@@ -32,7 +32,7 @@ from ...chains.deferred import Deferral, fetching
 from ...chains.partition import partition
 from ...chains.plan import PartitionPlan
 from ...intercept.function_calls import creating
-from ...intercept.training_objects import LIBRARIES, Originals
+from ...intercept.training_objects import LIBRARIES, Originals, own_work
 from ...mpi.agreement import agree, raise_together
 from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced, decisions
@@ -179,6 +179,12 @@ class PipelineJob(Originals):
 
     serialize = _together(files.serialize)
     save, load = _together(files.save), _together(files.load)
+
+    def write(self, original: Callable, *args: Any, **kwargs: Any) -> None:
+        """Rank 0 alone writes the file of a snapshot, in whatever thread."""
+        if self.comm.rank == 0:
+            with own_work():
+                original(*args, **kwargs)
 
     def _divide(self, updater: Any) -> None:
         """Cuts the model of an updater, which becomes one of a pipeline."""
