@@ -23,6 +23,7 @@ from .record import (
     read_record,
     written_whole,
 )
+from .stream import Event
 from .verdict import diagnose, mean_of, mean_sent, text, verdict
 
 _DESCRIPTION = """
@@ -54,14 +55,8 @@ svg { width: 100%; min-width: 640px; max-width: 900px; fill: currentColor;
 def write_page(record: RunRecord, path: str | os.PathLike[str]) -> None:
     """Writes a page about a run, and a file for Perfetto beside it.
 
-    Args:
-        record: Of the run.
-        path: Of the page, which is replaced as a whole.  Beside it a usual
-            update is written as Chrome trace, ``report.json`` for
-            ``report.html``.
-
-    Raises:
-        OSError: A file cannot be written.
+    That is a usual update as Chrome trace, ``report.json`` for
+    ``report.html``.  OSError: a file cannot be written.
     """
     ranks: dict[str, list[RankInterval]] = defaultdict(list)
     for one in sorted(record.intervals, key=lambda one: one.rank):
@@ -109,26 +104,24 @@ def _curves(record: RunRecord) -> str:
 
 
 def _phases(ranks: dict[str, list[RankInterval]]) -> str:
-    """Mean time of an update by rank: bars, and the same as a table."""
-    bars = {}
+    """Mean time of an update by rank: a figure, and the same as a table."""
+    rows = {}
     for name, its in ranks.items():
-        bars[name] = mean_of(its, 'phases')
-        if hidden := mean_of(its, 'hidden'):
-            # In the thread that exchanges.
-            bars[name.replace('rank', 'beside')] = hidden
+        rows[name, its[0].rank, False] = mean_of(its, 'phases')
+        if hidden := mean_of(its, 'hidden'):    # of the exchange's thread
+            rows[f'{name}, beside', its[0].rank, True] = hidden
     used = [phase for phase in PHASES
-            if any(bar.get(phase) for bar in bars.values())]
-    boxes = []
-    for row, (name, bar) in enumerate(bars.items()):
-        ends = [*accumulate(bar.get(phase, 0.0) for phase in used)]
-        boxes += [svg.Box(row, end - bar.get(phase, 0.0), end, phase,
-                          f'{name}: {phase}')
-                  for phase, end in zip(used, ends, strict=True)]
-    return _wide(svg.boxes(
-        'Mean time of an update by rank', [*bars], boxes)) + _table([
-            (name, seconds(sum(bar.values())), *(
-                seconds(bar.get(phase, 0.0)) for phase in used))
-            for name, bar in bars.items()], ('', 'all', *used))
+            if any(found.get(phase) for found in rows.values())]
+    events = [Event(rank, phase, end - found.get(phase, 0.0), end,
+                    beside=beside)
+              for (_, rank, beside), found in rows.items()
+              for phase, end in zip(used, accumulate(
+                  found.get(phase, 0.0) for phase in used), strict=True)]
+    return _wide(svg.timeline(
+        'Mean time of an update by rank', events)) + _table([
+            (name, seconds(sum(found.values())), *(
+                seconds(found.get(phase, 0.0)) for phase in used))
+            for (name, *_), found in rows.items()], ('', 'all', *used))
 
 
 def _timeline(record: RunRecord, path: str) -> str:
@@ -164,16 +157,15 @@ def _table(lines: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Runs the command with the arguments that follow its name.
-
-    Raises:
-        SystemExit: Help was wanted, or the arguments are wrong.
-    """
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    path = os.path.join(options.folder, 'report.html')
+    """Runs the command with the arguments that follow its name."""
+    parser = Parser(prog='python -m chainer_fp8pipe report',
+                    description=_DESCRIPTION)
+    parser.add_argument('folder', metavar='FOLDER',
+                        help='result folder of a run')
+    folder = parser.parse_args(arguments).folder
+    path = os.path.join(folder, 'report.html')
     try:
-        record = read_record(options.folder)
+        record = read_record(folder)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     if isinstance(sys.stdout, io.TextIOWrapper):    # paths may be no UTF-8
@@ -185,11 +177,3 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f'{path} cannot be written: {reason(error)}; free it, or '
                      'copy the folder')
     print(f'page: {path}')
-
-
-def _parser() -> Parser:
-    parser = Parser(prog='python -m chainer_fp8pipe report',
-                    description=_DESCRIPTION)
-    parser.add_argument('folder', metavar='FOLDER',
-                        help='result folder of a run')
-    return parser

@@ -94,8 +94,7 @@ class RecordedUpdate(NamedTuple):
 
 
 Part = RunStart | RunEnd | CurvePoint | RankInterval | RecordedUpdate
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (
-    RunStart, RunEnd, CurvePoint, RankInterval, RecordedUpdate)}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in get_args(Part)}
 
 
 @dataclass
@@ -131,20 +130,19 @@ class RecordWriter:
     def __init__(self, folder: str, rank: int) -> None:
         os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
         self._path = os.path.join(folder, _FOLDER, f'rank{rank}.jsonl')
-        if not os.path.exists(self._path) or not os.path.getsize(self._path):
+        if os.path.exists(self._path) and os.path.getsize(self._path):
+            _lines(self._path)
+        else:
             with written_whole(self._path) as file:
                 file.write(_HEADER)
-        elif not _lines(self._path)[-1].endswith('\n'):    # a kill has cut it
-            self._append('\n')
 
     def write(self, parts: Iterable[Part]) -> None:
         """Appends parts, in one write."""
-        self._append(''.join(json.dumps([type(part).__name__, *part]) + '\n'
-                             for part in parts))
-
-    def _append(self, text: str) -> None:
+        # A kill may have cut the line before.
         with open(self._path, 'a', encoding='utf-8') as file:
-            file.write(text)
+            file.write('\n' + ''.join(
+                json.dumps([type(part).__name__, *part]) + '\n'
+                for part in parts))
 
 
 @contextlib.contextmanager
@@ -262,6 +260,8 @@ def _lines(path: str) -> list[str]:
 def _read(path: str, remarks: list[str]) -> list[Part]:
     found: list[Part] = []
     for number, line in enumerate(_lines(path)[1:], 2):
+        if not line.strip():
+            continue
         try:
             kind, *fields = json.loads(line)
             if kind == 'RecordedUpdate':

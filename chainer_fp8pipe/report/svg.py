@@ -1,7 +1,7 @@
-"""Figures as SVG, with title, axis and legend: lines, and boxes in rows.
+"""Figures as SVG, with title, axis and legend: lines, and timelines of ranks.
 
-Texts take the page's colour, so that a page may be dark.  A timeline of ranks
-is also written as Chrome trace.
+Texts take the page's colour, so that a page may be dark.  A timeline is also
+written as Chrome trace.
 """
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import html
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from .quantities import number, seconds
 from .stream import Event
@@ -26,16 +26,6 @@ _EVENTS = {
     'send': '#9e2973', 'receive': '#c9579e', 'exchange': '#d978bd',
     'encode': '#0d8c99', 'decode': '#73bfb3', 'other': '#737373',
     'between': '#bfb380'}
-
-
-class Box(NamedTuple):
-    """A box in a row; ends in seconds.  The pointer shows its words."""
-
-    row: int
-    left: float
-    right: float
-    name: str               # of the event or phase
-    words: str
 
 
 def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]
@@ -74,49 +64,40 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]]
     return _svg(title, body, _LOW, 'update', looks)
 
 
-def boxes(title: str, rows: Sequence[str], found: Sequence[Box]) -> str:
-    """Boxes in rows, by name, later ones in front; '' without any."""
-    end = 1e3 * max((box.right for box in found), default=0.0)
-    if not end:
-        return ''
-    scale, bottom = (_RIGHT - _LEFT) / end, _TOP + _ROW * len(rows)
-    body = [_text(_LEFT - 6, _TOP + _ROW * (row + 0.5) + 4, name, 'end')
-            for row, name in enumerate(rows)]
-    body += [f'<rect x="{_LEFT + 1e3 * scale * box.left:.2f}" '
-             f'y="{_TOP + _ROW * (box.row + 0.1):.1f}" '
-             f'width="{1e3 * scale * (box.right - box.left):.2f}" '
-             f'height="{0.8 * _ROW:.1f}" '
-             f'fill="{_EVENTS.get(box.name, _EVENTS["other"])}"><title>'
-             f'{escaped(box.words)}, {seconds(box.right - box.left)}'
-             '</title></rect>' for box in found]
-    for x in _ticks(0.0, end):
-        place = _LEFT + scale * x
-        body += [_grid(place, bottom, place, bottom + 5),
-                 _text(place, bottom + 18, number(x, 4), 'middle')]
-    used = {box.name for box in found}
-    return _svg(title, body, bottom, 'ms', {
-        name: colour for name, colour in _EVENTS.items() if name in used})
-
-
 def timeline(title: str, events: Iterable[Event]) -> str:
     """A row for each rank; '' if no event takes time.
 
     Inner events are in front.  Of a rank whose thread exchanges beside its
-    main one, that has a lower row.
+    main one, that has a lower row.  The pointer shows what an event is.
     """
-    events = [event for event in _outer_first(events)
-              if event.end > event.start]
-    threads = sorted({(event.rank, event.beside) for event in events})
-    origin = min((event.start for event in events), default=0.0)
-    return boxes(title, [
-        'beside' if beside else f'rank {rank}' for rank, beside in threads], [
-        Box(threads.index((one.rank, one.beside)), one.start - origin,
-            one.end - origin, one.name, ', '.join((
-                f'rank {one.rank}: {one.name}', *(
-                    f'{what} {place}' for what, place in (
-                        ('chunk', one.chunk),
-                        ('micro-batch', one.micro_batch))
-                    if place is not None)))) for one in events])
+    found = [one for one in _outer_first(events) if one.end > one.start]
+    if not found:
+        return ''
+    rows = sorted({(one.rank, one.beside) for one in found})
+    origin, end = found[0].start, max(one.end for one in found)
+    scale, bottom = (_RIGHT - _LEFT) / (end - origin), _TOP + _ROW * len(rows)
+    body = [_text(_LEFT - 6, _TOP + _ROW * (row + 0.5) + 4,
+                  'beside' if beside else f'rank {rank}', 'end')
+            for row, (rank, beside) in enumerate(rows)]
+    for one in found:
+        words = [f'rank {one.rank}: {one.name}', *(
+            f'{what} {place}' for what, place in (
+                ('chunk', one.chunk), ('micro-batch', one.micro_batch))
+            if place is not None), seconds(one.end - one.start)]
+        top = _TOP + _ROW * (rows.index((one.rank, one.beside)) + 0.1)
+        body.append(f'<rect x="{_LEFT + scale * (one.start - origin):.2f}" '
+                    f'y="{top:.1f}" '
+                    f'width="{scale * (one.end - one.start):.2f}" '
+                    f'height="{0.8 * _ROW:.1f}" '
+                    f'fill="{_EVENTS.get(one.name, _EVENTS["other"])}">'
+                    f'<title>{escaped(", ".join(words))}</title></rect>')
+    for x in _ticks(0.0, 1e3 * (end - origin)):
+        place = _LEFT + scale * x / 1e3
+        body += [_grid(place, bottom, place, bottom + 5),
+                 _text(place, bottom + 18, number(x, 4), 'middle')]
+    used = {one.name for one in found}
+    return _svg(title, body, bottom, 'ms', {
+        name: colour for name, colour in _EVENTS.items() if name in used})
 
 
 def picture(events: Iterable[Event], title: str) -> str:

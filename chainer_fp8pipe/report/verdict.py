@@ -36,7 +36,7 @@ PARTS = {
 #: What the bytes to other stages are called in a record.
 TO_STAGES = 'to stages'
 
-#: Shares of an update from which on a part beside computing is worth a line.
+#: The share of an update from which on a part is worth a line.
 _LONG = 0.05
 #: A rank is slow from so many times the others' work on.
 _SLOW = 1.15
@@ -120,13 +120,11 @@ def _update(intervals: Sequence[RankInterval], settings: Mapping[str, str]
         f'{size(own)} of gradients (float32: {size(float32)}'
         + f', as in the {warmup} updates of warm-up' * is_warm + ')'
         for codec, own, float32 in sent) or 'nothing'
-    # The longest part, and if it is computing, a long one beside it as well.
     costs = sorted(((sum(phases[name] for name in names), what)
                     for what, (names, _) in PARTS.items()), reverse=True)
-    for label, (cost, what) in zip(('costs most', 'costs most beside it')[
-            :1 + (costs[0][1] == 'forward and backward')], costs,
-            strict=False):
-        if label == 'costs most' or cost > _LONG * whole:
+    for label, (cost, what) in zip(('costs most', 'costs most beside it'),
+                                   costs, strict=False):
+        if cost > _LONG * whole:
             yield label, (f'{what}, {seconds(cost)} or {share(cost / whole)} '
                           f'of it. {PARTS[what][1]}')
 
@@ -161,12 +159,8 @@ def mean_sent(intervals: Sequence[RankInterval]
 def diagnose(record: RunRecord) -> list[str]:
     """What makes the record's last start slow; [] if nothing stands out."""
     recent: dict[int, list[RankInterval]] = defaultdict(list)
-    # One whose record ends earlier, as on a full disk, did other updates.
-    newest = min({one.rank: one.last for one in sorted(
-        record.intervals, key=lambda one: one.last)}.values(), default=0)
     for one in sorted(record.intervals, key=lambda one: (one.rank, one.last)):
-        if one.last <= newest:
-            recent[one.rank] = [*recent[one.rank], one][-_RECENT:]
+        recent[one.rank] = [*recent[one.rank], one][-_RECENT:]
     own = {rank: [*map(median, zip(*(one.own for one in its), strict=True))]
            for rank, its in recent.items()}
     found: list[str] = []
