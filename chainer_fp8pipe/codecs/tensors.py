@@ -57,44 +57,29 @@ class _Range(ctypes.Structure):
     _fields_ = ('start', ctypes.c_int64), ('stop', ctypes.c_int64)
 
 
-class Tensors:
-    """Parameter tensors and their gradients, fused into one vector.
+class Layout:
+    """Where tensors are in one vector, end to end (tensor fusion).
 
-    Nothing is copied: the fused vector only numbers elements (tensor fusion).
     Its entries are those of a wire: of ``grain`` elements each, of which a
-    tensor's last one may have fewer.  What a codec does with them is added by
-    :meth:`code`, which :meth:`.Codec.step` calls.
+    tensor's last one may have fewer.
 
     Args:
         names: One name per tensor, unique, in the same order on all ranks.
-        gradients: Flat float32 arrays, all NumPy or all CuPy.
-        parameters: Flat float32 arrays of the same sizes.
+        sizes: Elements of each tensor.
         grain: Elements of an entry, see :attr:`.Codec.grain`.
 
     Attributes:
-        sizes: Elements of each tensor.
+        names, sizes, grain: As given.
         size: Number of entries of the fused vector.
         offsets: Index of each tensor's first entry, and ``size``.
-        xp: ``numpy`` or ``cupy``.
-        state: Of the model and the codec; None before :meth:`code`.
-        coding: For compiled code, which reads what this has.
     """
 
-    state: Any = None           # State | None
-    coding: Coding
-
-    def __init__(self, names: Iterable[str], gradients: Iterable[Any],
-                 parameters: Iterable[Any], grain: int = 1) -> None:
-        self.names, self.grain = tuple(names), grain
-        self.gradients = list(gradients)
-        self.parameters = list(parameters)
-        self.sizes: list[int] = []
-        self.offsets = [0]
-        for gradient in self.gradients:
-            self.sizes.append(gradient.size)
-            self.offsets.append(self.offsets[-1] - (-gradient.size // grain))
+    def __init__(self, names: Iterable[str], sizes: Iterable[int],
+                 grain: int) -> None:
+        self.names, self.sizes, self.grain = tuple(names), [*sizes], grain
+        self.offsets = [*itertools.accumulate(
+            (-(-size // grain) for size in self.sizes), initial=0)]
         self.size = self.offsets[-1]
-        self.xp = array_module(self.gradients[0]) if self.sizes else numpy
 
     def overlaps(self, start: int, stop: int) -> Iterator[tuple[int, slice]]:
         """The tensors in the entries ``[start, stop)``, in order.
@@ -111,6 +96,34 @@ class Tensors:
                 yield index, slice(
                     (low - offset) * self.grain,
                     min((high - offset) * self.grain, self.sizes[index]))
+
+class Tensors(Layout):
+    """Parameter tensors and their gradients, fused into one vector.
+
+    Nothing is copied: the vector only numbers elements.  What a codec does
+    with them is added by :meth:`code`, which :meth:`.Codec.step` calls.
+
+    Args:
+        names: See above.
+        gradients: Flat float32 arrays, all NumPy or all CuPy.
+        parameters: Flat float32 arrays of the same sizes.
+        grain: See above.
+
+    Attributes:
+        xp: ``numpy`` or ``cupy``.
+        state: Of the model and the codec; None before :meth:`code`.
+        coding: For compiled code, which reads what this has.
+    """
+
+    state: Any = None           # State | None
+    coding: Coding
+
+    def __init__(self, names: Iterable[str], gradients: Iterable[Any],
+                 parameters: Iterable[Any], grain: int = 1) -> None:
+        self.gradients = list(gradients)
+        self.parameters = list(parameters)
+        super().__init__(names, (one.size for one in self.gradients), grain)
+        self.xp = array_module(self.gradients[0]) if self.sizes else numpy
 
     def code(self, state: State, number: int, *, prescale: float = 1.0,
              rounding: int = 0, epsilon: float = 0.0, scales: Any = None,

@@ -1,6 +1,7 @@
 """A ChainerMN communicator that exchanges gradients through a codec."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import warnings
@@ -50,9 +51,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         agree(mpi_comm, options.described(),
               remedy='Pass the same name and options on all ranks.')
         super().__init__(mpi_comm)
-        self._owns_mpi_comm = owns_mpi_comm
         self._process = os.getpid()
-        self._is_finalized = False
         nodes = gather_nodes(mpi_comm, self.inter_rank, self.intra_rank)
         self._setup = Setup(
             Ranks(mpi_comm),
@@ -60,8 +59,18 @@ class CodecCommunicator(MpiCommunicatorBase):
             options.row.codec(options, mpi_comm.rank, mpi_comm.size),
             self.events, options)
         self._setup.engine.listen = self._setup.ranks.listen
-        self._patches = [patch.hold(self) for patch in PATCHES
-                         ] if _overlap(mpi_comm, options) else []
+        # What finalize() calls, the last one first; None afterwards.
+        self._ends: contextlib.ExitStack | None = contextlib.ExitStack()
+        if owns_mpi_comm:
+            self._ends.callback(mpi_comm.Free)
+        for end in (self._setup.ranks.free, self._setup.engine.free,
+                    self._setup.exchanges.clear):       # they refer to it
+            self._ends.callback(end)
+        self._kind: type[Exchange] = Exchange
+        if _overlap(mpi_comm, options):
+            self._kind = EarlyExchange
+            for patch in PATCHES:
+                self._ends.callback(patch.hold(self))
 
     # --- what ChainerMN's optimizers call -----------------------------------
 
@@ -87,7 +96,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             ReplicaDrift: Replicas were compared (option ``check_every``) and
                 differ; on all ranks, naming parameter, updates and ranks.
         """
-        if self._is_finalized:
+        if self._ends is None:
             raise RuntimeError(
                 f'rank {self.rank}: communicator {self.name!r} has been '
                 'finalized; make another one by create_communicator')
@@ -104,7 +113,7 @@ class CodecCommunicator(MpiCommunicatorBase):
 
     def watcher(self, model: chainer.Link) -> Any:
         """What sends a model's gradients early; None: nothing does."""
-        if not self._patches or self._is_finalized:
+        if self._kind is Exchange or self._ends is None:
             return None
         return self._known(model) or self._make(model)
 
@@ -118,7 +127,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         agree(self.mpi_comm, {
             f'parameter {name}': describe(parameter.array)
             for name, parameter in parameters}, remedy=SAME_MODEL)
-        if self._patches:
+        if self._kind is EarlyExchange:
             with self._setup.ranks.section():
                 (self._known(model) or self._make(model)).withdraw()
         for _, parameter in parameters:
@@ -155,19 +164,12 @@ class CodecCommunicator(MpiCommunicatorBase):
         MPI has room for some 2,000 communicators.  A second call does nothing,
         nor does one after ``MPI.Finalize`` or in a fork.
         """
-        if self._is_finalized or os.getpid() != self._process:
+        if self._ends is None or os.getpid() != self._process:
             return
-        self._is_finalized = True
-        if MPI.Is_finalized():
-            return
-        for end in self._patches:
-            end()
-        self._setup.exchanges.clear()       # they refer to it
-        self._setup.engine.free()
-        self._setup.ranks.free()
-        if self._owns_mpi_comm:
-            self.mpi_comm.Free()
-        super().finalize()
+        ends, self._ends = self._ends, None
+        if not MPI.Is_finalized():
+            ends.close()
+            super().finalize()
 
     # --- figures and state of a model ----------------------------------------
 
@@ -223,8 +225,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             # Another model may be there by now.
             if key in exchanges and exchanges[key].model is dead:
                 del exchanges[key]
-        made = (EarlyExchange if self._patches else Exchange)(
-            weakref.ref(model, forget), self._setup)
+        made = self._kind(weakref.ref(model, forget), self._setup)
         exchanges[key] = made
         return made
 

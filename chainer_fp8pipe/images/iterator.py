@@ -146,7 +146,6 @@ class ImageIterator(chainer.dataset.Iterator):
 
     Attributes:
         batch_size: Most samples of a batch on this rank.
-        batches_per_epoch: The same on every rank and in every epoch.
         repeat: Whether it goes on after the first epoch.
         epoch: Finished epochs.
         current_position: Samples of this epoch that were used, over all
@@ -162,11 +161,15 @@ class ImageIterator(chainer.dataset.Iterator):
                  prefetch: int, repeat: bool, shuffle: bool) -> None:
         self._folder, self.batch_size, self.repeat = folder, batch, repeat
         self._prefetch, self._shuffle = prefetch, shuffle
-        batch_stop(0, len(folder), batch, folder.ranks)
-        self.batches_per_epoch = batches_left(
-            len(folder), batch, folder.ranks)
+        batch_stop(0, len(folder), batch, folder.ranks)     # or raises
         self._pool = ThreadPoolExecutor(workers, 'images')
         self.reset()
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The same on every rank and in every epoch."""
+        return batches_left(len(self._folder), self.batch_size,
+                            self._folder.ranks)
 
     @property
     def epoch_detail(self) -> float:
