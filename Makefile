@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
+# Of what is installed a part is ever imported: that compiles it.
+export PIP_NO_COMPILE := 1
+
 # Every rank is one process on one core: BLAS must not start more threads.
 export OMP_NUM_THREADS := 1
 export OPENBLAS_NUM_THREADS := 1
@@ -61,7 +64,9 @@ quietly = $(1) > $(LOG) 2>&1 || { cat $(LOG) >&2; \
     exit 1; }
 
 # $(call install,EXTRAS): Chainer and this package, editable, on the chosen
-# MPI.  Chainer's wheel is built beside the rest.
+# MPI.  Chainer's wheel is built beside the rest.  A third of a C compiler's
+# time goes into what only debuggers read.  Ranks that start together would
+# each compile what they import.
 CHAINER := $(VENV)/chainer
 TEST_EXTRAS := examples,plot,test,docs
 define install
@@ -72,8 +77,11 @@ define install
 @$(call quietly,{ $(if $(CI),PIP_NO_CACHE_DIR=1) $(BIN)/python -c \
     'from chainer_fp8pipe.compat.install_chainer import build_wheel; \
     build_wheel("$(CHAINER)")' & \
-    $(BIN)/python -m pip install --editable '.[$(call extras,$(1))]' && \
-    wait $$! && $(BIN)/python -m pip install $(CHAINER)/*.whl; })
+    CFLAGS="-g0 $$CFLAGS" \
+        $(BIN)/python -m pip install --editable '.[$(call extras,$(1))]' && \
+    wait $$! && $(BIN)/python -m pip install $(CHAINER)/*.whl && \
+    $(BIN)/python -c 'import mpi4py; mpi4py.rc.initialize = False; \
+        import chainermn'; })
 @$(if $(filter own,$(MPI)),$(check_own_mpi))
 endef
 
