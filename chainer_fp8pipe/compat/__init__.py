@@ -1,14 +1,12 @@
 """What is not installed, or not as this package needs it, says how to get it.
 
-``pip install chainer_fp8pipe`` brings no MPI; no installer can bring Chainer,
-which ``install-chainer`` mends (:mod:`._edits`); and where there was no C
-compiler the package has no compiled parts.
+``pip install chainer_fp8pipe`` brings no MPI, no Chainer, and, where there was
+no C compiler, no compiled parts.
 """
-# A last finder is asked where no other has found a module.  So whoever imports
-# it, this package, ChainerMN or a script, says the same, and no module of this
-# package has to look first.
+# A last finder is asked where no other has found a module.  So it is the same
+# for whoever imports it: this package, ChainerMN or a script.
+import glob
 import importlib.machinery
-import os
 import sys
 import warnings
 
@@ -43,16 +41,12 @@ ABSENT = {name: text.format(name, *more) for name, text, *more in (
 class LastFinder:
     """Says what is absent, unless the caller asks whether it is there.
 
-    Of a compiled part there is a module that says it when something of it is
-    used, so that what does not use it works.
+    A module stands in for a compiled part, and says it when it is used.
     """
 
     def find_spec(self, name, path, target=None):
-        frame = sys._getframe(1)
-        asked = (frame, frame.f_back)      # importlib.util.find_spec()
-        if name not in ABSENT or any(
-                f is not None and f.f_globals.get('__name__')
-                == 'importlib.util' for f in asked):
+        if name not in ABSENT or (
+                sys._getframe(2).f_globals['__name__'] == 'importlib.util'):
             return None
         if name.startswith('chainer_fp8pipe.'):
             return importlib.machinery.ModuleSpec(
@@ -70,30 +64,15 @@ class LastFinder:
         module.__getattr__ = missing
 
 
-def _installed():
-    """Chainer's version, by the name of what installers write; '' if none."""
-    # The import of importlib.metadata takes ten times as long.
-    for folder in sys.path:
-        try:
-            names = os.listdir(folder or '.')
-        except OSError:         # an archive, or not there
-            continue
-        for name in names:
-            start, _, ending = name.rpartition('.')
-            if start[:8] == 'chainer-' and ending in ('dist-info',
-                                                      'egg-info'):
-                return start[8:].partition('-py')[0]
-    return ''
-
-
 def _tell_of_an_unmended_chainer():
-    found = _installed()        # if none, the import of Chainer says so
-    if found and found != TODAY and sys.argv[1:2] != _INSTALL.split()[-1:]:
-        how = ('with other edits than those' if '+today' in found
-               else 'without the edits')
+    # By names, as the import of importlib.metadata takes ten times as long.
+    found = [name[8:].rpartition('.')[0].partition('-py')[0]
+             for folder in sys.path for name in glob.glob(
+                 'chainer-*-info', root_dir=folder or '.')]
+    if found and found[0] != TODAY and 'install-chainer' not in sys.argv:
         warnings.warn(
-            f'Chainer {found} is installed {how} that this package makes in '
-            f'it for current Pythons; this line puts them in:  {_INSTALL}',
+            f'Chainer {found[0]} is installed without the edits of this '
+            f'version of chainer_fp8pipe; this line puts them in:  {_INSTALL}',
             stacklevel=4)
 
 

@@ -1,16 +1,16 @@
 """What ``install-chainer`` changes in Chainer 7.8.1, and why.
 
-Chainer has no more releases, so what it needs on a current stack is edited
-into its wheel, whose version becomes 7.8.1+today and a digest.  To pip it is
-7.8.1: requirements such as ``==7.8.1`` and ``>=6`` accept it.  Each edit is
-small and does the same on every Python from 3.10 to 3.14 and every NumPy from
-1.23 on.  What an edit needs more than a line of stands in :mod:`._today`,
-which the wheel gets as ``chainer/_today.py``.
+What the last release needs on a current stack is edited into its wheel, whose
+version becomes 7.8.1+today and a digest; requirements such as ``==7.8.1`` and
+``>=6`` accept it.  An edit does the same on every Python from 3.10 to 3.14 and
+every NumPy from 1.23 on.  What needs more than a line stands in
+:mod:`._today`, which the wheel gets as ``chainer/_today.py``.
 """
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 from typing import NamedTuple
 
 CHAINER = '7.8.1'
@@ -18,12 +18,10 @@ CHAINER = '7.8.1'
 
 class Edit(NamedTuple):
     """A fragment of a module, which must be there so often, and its successor.
-
-    A fragment that ends in ``...`` goes on to the end of the file.
     """
 
     module: str
-    fragment: str
+    fragment: str       # that ends in "...": to the end of the file
     successor: str
     times: int = 1
 
@@ -34,22 +32,15 @@ class Edit(NamedTuple):
 
 
 _MULTIPROCESS = 'chainer.iterators.multiprocess_iterator'
-_MULTITHREAD = 'chainer.iterators.multithread_iterator'
-_SERIAL = 'chainer.iterators.serial_iterator'
 _CAFFE = 'chainer.links.caffe.protobuf3.caffe_pb2'
-_FROM_TODAY = ('from chainer.dataset import iterator\n',
-               'from chainer import _today\n'
-               'from chainer.dataset import iterator\n')
 
 #: By reason.
 _EDITS: dict[str, list[tuple]] = {
     'packages that import Chainer get the names that libraries removed': [
         ('chainer.__init__', 'from chainer import _version\n',
-         'try:\n'
+         'import contextlib\n'
+         'with contextlib.suppress(ModuleNotFoundError):\n'
          '    from chainer_fp8pipe.compat import old_names\n'
-         'except ModuleNotFoundError:\n'
-         '    pass\n'
-         'else:\n'
          '    old_names.install()\n'
          'from chainer import _version\n')],
     'the check knows no CuPy after 7': [
@@ -98,13 +89,12 @@ _EDITS: dict[str, list[tuple]] = {
         ('chainer.utils.type_check',
          "'Expect: {0}\\nActual: {1}'.format(expect, actual)",
          "'Expect: {0}\\nActual: {1}'.format(expect, actual)\n"
-         '            from chainer import _today\n'
          '            msg += _today.hint(msg)')],
 
     # --- other libraries
     'is imported when it is used: it took long, and few use it': [
         *((f'chainer.{module}', f'{statement}\n',
-           f'from chainer import _today\n    {name} = _today.late({of!r})\n')
+           f'{name} = _today.late({of!r})\n')
           for module, statement, name, of in (
               *((f'functions.math.{name}', 'from scipy import special',
                  'special', 'scipy.special')
@@ -114,10 +104,9 @@ _EDITS: dict[str, list[tuple]] = {
                'sparse', 'scipy.sparse'),
               ('distributions.multivariate_normal', 'import scipy.linalg',
                'scipy', 'scipy'),
-              ('serializers.hdf5', 'import h5py', 'h5py', 'h5py'))),
-        ('chainer.dataset.download', 'import filelock\n',
-         'from chainer import _today\n'
-         "filelock = _today.late('filelock')\n")],
+              ('serializers.hdf5', 'import h5py', 'h5py', 'h5py'),
+              ('dataset.download', 'import filelock', 'filelock',
+               'filelock')))],
     'SciPy 1.15 refuses sparse float16': [
         ('chainer.functions.math.sparse_matmul',
          '        raise RuntimeError(msg)\n',
@@ -128,9 +117,7 @@ _EDITS: dict[str, list[tuple]] = {
         ('chainer.serializers.hdf5', 'return numpy.asarray(dataset)',
          'return _today.read_hdf5(dataset)'),
         ('chainer.serializers.hdf5', 'type(value)(numpy.asarray(dataset))',
-         'type(value)(_today.read_hdf5(dataset))'),
-        ('chainer.serializers.hdf5', 'from chainer import serializer\n',
-         'from chainer import _today, serializer\n')],
+         'type(value)(_today.read_hdf5(dataset))')],
     'onnx 1.20 has no onnx.mapping': [
         *((f'onnx_chainer.{module}', 'from onnx.mapping import',
            'from chainer._today import')
@@ -138,12 +125,16 @@ _EDITS: dict[str, list[tuple]] = {
         ('onnx_chainer.context', 'onnx.mapping.STORAGE',
          'chainer._today.STORAGE')],
     'protobuf 4 makes no descriptors one by one': [
-        (_CAFFE, 'from google.protobuf import reflection as _reflection\n',
-         'from chainer import _today\n'),
         (_CAFFE, 'DESCRIPTOR = _descriptor.FileDescriptor(\n',
          'DESCRIPTOR = dict(\n'),
         (_CAFFE, '_sym_db.RegisterFileDescriptor(DESCRIPTOR)\n...',
-         "_today.build_messages(globals(), DESCRIPTOR['serialized_pb'])\n")],
+         'from google.protobuf import descriptor_pool\n'
+         'from google.protobuf.internal import builder as _make\n'
+         'DESCRIPTOR = descriptor_pool.Default().AddSerializedFile('
+         "DESCRIPTOR['serialized_pb'])\n"
+         '_make.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())\n'
+         '_make.BuildTopDescriptorsAndMessages('
+         'DESCRIPTOR, __name__, globals())\n')],
 
     # --- Python
     'Python 3.14 no longer forks': [
@@ -153,11 +144,10 @@ _EDITS: dict[str, list[tuple]] = {
         (_MULTIPROCESS, 'def _initialize_loop(self):\n',
          'def _initialize_loop(self):\n'
          '        _today.end_with_python(self)\n'),
-        (_MULTIPROCESS, *_FROM_TODAY),
-        (_MULTITHREAD, 'self._pool = pool.ThreadPool(self.n_threads)',
+        ('chainer.iterators.multithread_iterator',
+         'self._pool = pool.ThreadPool(self.n_threads)',
          'self._pool = pool.ThreadPool(self.n_threads)\n'
-         '                _today.end_with_python(self)'),
-        (_MULTITHREAD, *_FROM_TODAY)],
+         '                _today.end_with_python(self)')],
     'super() is copied as itself, and for ever, since Python 3.14': [
         ('chainermn.links.batch_normalization',
          'ret = copy.deepcopy(super(MultiNodeBatchNormalization, self))',
@@ -180,11 +170,17 @@ _EDITS: dict[str, list[tuple]] = {
          '    return cupy.ElementwiseKernel(\n')],
     "\"'object' object has no attribute\" does not name CuPy": [
         ('chainer.backends.cuda', '    cupy = object()\n',
-         '    from chainer import _today\n    cupy = _today.NoCuPy(e)\n')],
+         '    from chainer import _today\n    cupy = _today.no_cupy(e)\n')],
 
+    'Chainer 6 made objects of what were numbers, -1 on a CPU': [
+        ('chainer._backend', 'class Device(object):\n',
+         'class Device(_today.Numbered):\n'),
+        ('chainer.backends.cuda', '            check_cuda_available()\n'
+         '            return Device(arg)\n',
+         '            return get_device_from_id(arg)\n')],
     'Chainer 5 made properties of what tutorials of Chainer 4 set': [
-        (_SERIAL, *_FROM_TODAY),
-        *((_SERIAL, f'    @property\n    def {name}(self):\n'
+        *(('chainer.iterators.serial_iterator',
+           f'    @property\n    def {name}(self):\n'
            f'        return self._state.{name}\n',
            f'    {name} = _today.of_state({name!r})\n')
           for name in ('current_position', 'epoch', 'is_new_epoch'))],
@@ -225,11 +221,7 @@ with open(os.path.join(os.path.dirname(__file__), '_today.py'), 'rb') as _file:
 
 
 def edited(file: str, text: str) -> str:
-    """The text of a file of Chainer, mended.
-
-    Raises:
-        ValueError: It is not the file of Chainer 7.8.1.
-    """
+    """A file's text, mended; ValueError if it is not Chainer 7.8.1's."""
     for edit in EDITS:
         if edit.file != file:
             continue
@@ -243,4 +235,7 @@ def edited(file: str, text: str) -> str:
                 f'{file} is not the one of Chainer {CHAINER}: it has '
                 f'{text.count(fragment)} times {fragment!r}')
         text = text.replace(fragment, edit.successor)
+    if '_today.' in text and 'import _today' not in text:
+        text = re.sub(r'\A(from __future__ .*\n)?',
+                      r'\1from chainer import _today\n', text, count=1)
     return text

@@ -1,37 +1,54 @@
-"""What Chainer's modules take from here since they are mended.
+"""What Chainer's modules take from here since they are mended (._edits).
 
-``install-chainer`` adds this file to Chainer's wheel, as ``chainer/_today.py``
-(:mod:`chainer_fp8pipe.compat._edits`); so it imports nothing of this package.
+It is in Chainer's wheel, as ``chainer/_today.py``; it imports nothing of ours.
 """
 import atexit
 import functools
-import importlib
 import importlib.util
 import os
 import sys
 import types
 import weakref
+from collections.abc import Callable
 from importlib import metadata
 from typing import Any
 
 import numpy
 
 
-class _Late(types.ModuleType):
+def asking(name: str, attribute: Callable[[str], Any]) -> types.ModuleType:
+    """A module whose attributes a function gives."""
+    module = types.ModuleType(name)
+    vars(module)['__getattr__'] = attribute
+    return module
 
-    def __getattr__(self, name):
-        return getattr(importlib.import_module(self.__name__), name)
+
+def late(name: str) -> types.ModuleType:
+    """A module that is imported when something of it is used."""
+    if importlib.util.find_spec(name.partition('.')[0]) is None:
+        raise ImportError(f'No module named {name!r}', name=name)
+    return asking(name, lambda attribute: getattr(
+        importlib.import_module(name), attribute))
 
 
-def late(module: str) -> types.ModuleType:
-    """A module that is imported when something of it is used.
+def no_cupy(error: Exception) -> types.ModuleType:
+    """Stands in for CuPy, for which ``xp is cuda.cupy`` asks."""
+    def missing(name):
+        raise AttributeError(
+            f'cupy.{name} needs CuPy, which does not import here ({error}); '
+            f'on a CPU it is numpy.{name}')
+    return asking('cupy', missing)
 
-    Together they took half of the time of "import chainer", on every rank.
-    """
-    if importlib.util.find_spec(module.partition('.')[0]) is None:
-        raise ImportError(f'No module named {module!r}', name=module)
-    return _Late(module)
 
+def hint(message: str) -> str:
+    """What helps where an array has become float64."""
+    return '' if not {'float32', 'float64'} <= {
+        *message.replace("'", ' ').split()} else (
+            '\nHint: since NumPy 2 a number of NumPy, as of an array, times '
+            'a float32 array is float64: take its int() or float()')
+
+
+# --- onnx.mapping until onnx 1.19
 
 def __getattr__(name):
     if name.endswith(('_TO_TENSOR_TYPE', '_TYPE_TO_FIELD')):
@@ -41,7 +58,6 @@ def __getattr__(name):
 
 @functools.cache
 def onnx_mapping() -> types.ModuleType:
-    """onnx.mapping until onnx 1.19."""
     from onnx import helper
     numbers = {dtype: helper.np_dtype_to_tensor_dtype(dtype)
                for dtype in map(numpy.dtype, '?bBhHiIlLqQefdFDO')}
@@ -61,10 +77,8 @@ get_distribution = metadata.distribution
 
 
 class WorkingSet:
-    """Checks requirements against the packages that are installed."""
 
-    def require(self, *requirements: str) -> None:
-        """Raises :class:`ResolutionError` if one of them is not met."""
+    def require(self, *requirements):
         # Few need it, and it takes as long as a third of NumPy.
         from packaging.requirements import Requirement
         for wanted in map(Requirement, requirements):
@@ -73,36 +87,25 @@ class WorkingSet:
                 raise ResolutionError(str(wanted))
 
 
-def resource_filename(package: str, name: str) -> str:
-    from importlib import resources
-    return str(resources.files(package).joinpath(name))
+# --- strings, devices and iterators
 
+class Numbered:
+    """A device, which compares as its number of Chainer 5 did."""
 
-def build_messages(names: dict[str, Any], serialized: bytes) -> None:
-    """Fills the names of a module that an old protoc wrote.
+    def __lt__(self, number):
+        return getattr(getattr(self, 'device', None), 'id', -1) < number
 
-    protobuf 4 makes no descriptors one by one, as these modules do; it reads
-    the same serialized text whole.
-    """
-    from google.protobuf import descriptor_pool
-    from google.protobuf.internal import builder
-    file = names['DESCRIPTOR'] = descriptor_pool.Default().AddSerializedFile(
-        serialized)
-    builder.BuildMessageAndEnumDescriptors(file, names)
-    builder.BuildTopDescriptorsAndMessages(file, names['__name__'], names)
+    def __ge__(self, number):
+        return not self < number
 
 
 def read_hdf5(dataset: Any) -> Any:
-    """An array; what was saved as bytes stays bytes, and h5py 3 reads text so.
-    """
+    """An array; of text where text was saved, which h5py 3 reads as bytes."""
     import h5py
-    if hasattr(dataset, 'asstr') and h5py.check_string_dtype(
-            dataset.dtype) == ('utf-8', None):
+    if h5py.check_string_dtype(dataset.dtype) == ('utf-8', None):
         return numpy.asarray(dataset.asstr()[()], object)
     return numpy.asarray(dataset)
 
-
-# --- iterators
 
 def workers() -> Any:
     """multiprocessing, forking on Linux where nothing is chosen.
@@ -119,8 +122,7 @@ def workers() -> Any:
 def end_with_python(iterator: Any) -> None:
     """Finalizes an iterator when Python ends, if nobody has.
 
-    multiprocessing is half gone by then (until 3.12), a stopped daemon thread
-    is called alive (3.13), or must not be joined (from 3.14).
+    Later multiprocessing is half gone (until 3.12), or threads cannot end.
     """
     atexit.register(_end, weakref.ref(iterator), os.getpid())
 
@@ -136,26 +138,3 @@ def of_state(name: str) -> property:
     def put(iterator, value):
         iterator._state = iterator._state._replace(**{name: value})
     return property(lambda iterator: getattr(iterator._state, name), put)
-
-
-# --- words
-
-class NoCuPy:
-    """Stands in for the module, for which ``xp is cuda.cupy`` asks."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __getattr__(self, name):
-        raise AttributeError(
-            f'cupy.{name} needs CuPy, which does not import here '
-            f'({self._error}); on a CPU it is numpy.{name}')
-
-
-def hint(message: str) -> str:
-    """What helps where an array has become float64."""
-    return '' if not {'float32', 'float64'} <= {
-        *message.replace("'", ' ').split()} else (
-            '\nHint: since NumPy 2 a number of NumPy, as an element of an '
-            'array, times a float32 array is float64: take its int() or '
-            'float()')

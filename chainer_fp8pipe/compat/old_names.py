@@ -1,35 +1,29 @@
 """What libraries have removed, for code of Chainer's world alone."""
-# Code of 2016 to 2020 asks for numpy.float, Image.ANTIALIAS or array.ptp(),
-# calls float() of an array of one element, and makes arrays of rows of several
-# lengths.  To put that back into NumPy would change it for everybody in the
-# process, and a stand-in for the module breaks "xp is numpy", by which such
-# code tells a GPU from a CPU.  So the code that asks is changed (_old_code).
+# Code of 2016 to 2020 asks for numpy.float or array.ptp().  To put that back
+# into NumPy would change it for everybody in the process, and a stand-in for
+# the module breaks "xp is numpy", by which such code tells a GPU from a CPU.
+# So the code that asks is changed (_old_code).
 #
-# A module gets this if it is a script under "run" or a helper of one, imports
-# Chainer, or is of a package that requires it (_belongs).  For that the method
-# is replaced by which Python gets a module's code from its file.  The price:
-# such a module is compiled at each start.
+# That is a script under "run" with its helpers, a module that imports Chainer,
+# and those after it of its package.  For it the method is replaced by which
+# Python gets a module's code.  The price: it is compiled at each start.
 import functools
 import importlib.machinery
 import importlib.util
 import os
 import re
-import runpy
 import site
 import sys
 import sysconfig
 import types
-from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-#: Turns this off if its value is ``0``.
-SWITCH = 'CHAINER_FP8PIPE_OLD_NAMES'
 #: Has the path of the script for its workers.
 MAIN = '_CHAINER_FP8PIPE_MAIN'
 
 _IMPORTS_CHAINER = re.compile(
-    rb'^\s*(?:import|from)\s+(?:chainer|chainermn|onnx_chainer)\b',
-    re.MULTILINE)
+    rb'(?m)^\s*(?:import|from)\s+(?:chainer|chainermn|onnx_chainer)\b')
 _NOT = {'chainer', 'chainermn', 'chainerx', 'onnx_chainer', 'chainer_fp8pipe'}
 _INSTALLED = tuple(
     os.path.join(folder, '') for folder in
@@ -43,57 +37,36 @@ def _belongs(name: str, path: str) -> bool:
     """Whether a module of this path, which is being imported, does."""
     package = name.partition('.')[0]
     chainer = getattr(sys.modules.get('chainer'), '__spec__', None)
-    # What Chainer imports itself does not, wherever it lies.
+    # What Chainer imports itself does not.
     if package in _NOT or getattr(chainer, '_initializing', False):
         return False
-    if path.startswith(_INSTALLED):
-        return (package not in sys.stdlib_module_names
-                and _requires_chainer(package))
-    if package not in _world and MAIN not in os.environ:
-        with open(path, 'rb') as file:
-            if not _IMPORTS_CHAINER.search(file.read()):
-                return False
+    is_helper = MAIN in os.environ and not path.startswith(_INSTALLED)
+    if not (is_helper or package in _world or _IMPORTS_CHAINER.search(
+            Path(path).read_bytes())):
+        return False
     _world.add(package)
     return True
 
 
 @functools.cache
-def _requires_chainer(package):
-    try:
-        required = metadata.requires(package) or ()
-    except metadata.PackageNotFoundError:
-        return False
-    return any(re.match(r'chainer(?![\w.-])', one) for one in required)
-
-
-@functools.cache
-def install() -> bool:
-    """Has modules of Chainer's world compiled so; import chainer calls it.
-
-    Returns:
-        Whether it is not turned off.
-    """
+def install() -> None:
+    """Has modules of Chainer's world compiled so; import chainer calls it."""
     loader: Any = importlib.machinery.SourceFileLoader
-    get_code, is_on = loader.get_code, os.environ.get(SWITCH) != '0'
+    get_code = loader.get_code
 
-    @functools.wraps(get_code)
-    def get_code_that_asks(self, name):
-        path = self.get_filename(name)
-        if _belongs(name, path):
+    def get_code_that_asks(self, name):     # of what is being imported
+        module, path = sys.modules.get(name), self.path
+        if getattr(module, '__loader__', None) is self and _belongs(
+                name, path):
             from ._old_code import code_of
-            return code_of(self.get_data(path), path)
+            return code_of(path, vars(module))
         return get_code(self, name)
 
-    if is_on:
-        loader.get_code = get_code_that_asks
-    return is_on
+    loader.get_code = get_code_that_asks
 
 
 def run_path(path: str) -> None:
     """Runs a script as Python does; it and its helpers get old names."""
-    if not install():
-        runpy.run_path(path, run_name='__main__')
-        return
     main = sys.modules['__main__'] = types.ModuleType('__main__')
     # Workers of spawn and forkserver run the module that this names.
     main.__spec__ = importlib.util.find_spec(__name__)
@@ -106,9 +79,7 @@ def run_main(path: str, namespace: dict[str, Any]) -> None:
     from ._old_code import code_of
     install()
     sys.argv[0] = namespace['__file__'] = path
-    with open(path, 'rb') as file:
-        source = file.read()
-    exec(code_of(source, path), namespace)
+    exec(code_of(path, namespace), namespace)
 
 
 def numpy_for_cupy() -> None:
@@ -116,15 +87,12 @@ def numpy_for_cupy() -> None:
     import numpy
     from chainer.backends import cuda
 
-    def missing(name):
-        if hasattr(numpy, name):
-            return getattr(numpy, name)
-        raise AttributeError(f'cupy.{name} is not in NumPy, whose names '
-                             '"run --cpu" gives for those of CuPy')
+    from ._today import asking
+
     # Another module than numpy, or "xp is cupy" would choose a GPU.
-    cuda.cupy = sys.modules['cupy'] = types.ModuleType('cupy')
-    vars(cuda.cupy).update(__getattr__=missing, asnumpy=numpy.asarray,
-                           __version__='0')
+    cuda.cupy = sys.modules['cupy'] = asking(
+        'cupy', functools.partial(getattr, numpy))
+    vars(cuda.cupy).update(asnumpy=numpy.asarray, __version__='0')
 
 
 if __name__ == '__mp_main__':       # of a script's worker
