@@ -20,15 +20,9 @@ none of its calls.  In the order in which a call goes through these files:
 
 Before all this ``partition`` records an example, and searches the ``plan``
 whose step is shortest under a memory limit (``cuts``).  ``deferred`` makes
-models without values.  The names below are loaded when first asked for.
+models without values.
 """
-from .._on_demand import on_demand
+from .cuts import DoesNotFit
+from .plan import PartitionPlan
 
-_HOMES = {
-    'DoesNotFit': 'chainer_fp8pipe.chains.cuts',
-    'PartitionPlan': 'chainer_fp8pipe.chains.plan',
-}
-
-__all__ = [*_HOMES]
-
-__getattr__, __dir__ = on_demand(__name__, _HOMES)
+__all__ = ['DoesNotFit', 'PartitionPlan']

@@ -244,25 +244,25 @@ class ChainAdapter(Adapter):
 
         Returns them with their names in the model; the loss is ``'loss'``.
         """
-        named: dict[str, Any] = {}
+        named = {'loss': means.pop(LOSS)} if LOSS in means else {}
         for name, value in means.items():
             path, found, key = name.partition(OBSERVER)
             shown = chainer.Variable(self._model.xp.asarray(
                 value, variables[name])) if name in variables else value
-            if found:
-                link = self._partition.names.links[path]
-                chainer.report({key: shown}, link)
-                # A script may ask L.Classifier for the loss of the last batch.
-                last = vars(link).get(key)
-                if is_placeholder(nested.array_of(last)) and (
-                        (path, key) not in self._partition.state.read):
-                    vars(link)[key] = chainer.Variable(
-                        link.xp.asarray(value, last.dtype))
-                named[f'{path}/{key}'.lstrip('/')] = value
-            elif name != LOSS:
+            if not found:
                 chainer.report({name: shown})
                 named[name] = value
-        return {'loss': means[LOSS], **named} if LOSS in means else named
+                continue
+            link = self._partition.names.links[path]
+            chainer.report({key: shown}, link)
+            # A script may ask L.Classifier for the loss of the last batch.
+            last = vars(link).get(key)
+            if is_placeholder(nested.array_of(last)) and (
+                    (path, key) not in self._partition.state.read):
+                vars(link)[key] = chainer.Variable(
+                    link.xp.asarray(value, last.dtype))
+            named[f'{path}/{key}'.lstrip('/')] = value
+        return named
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         """See :meth:`.Adapter.tied`."""

@@ -109,6 +109,7 @@ class Intervals:
         self.order = order
         #: The position of each atom's first call.
         self.starts = [place[atom[0]] for atom in atoms]
+        self.count = len(atoms)
         atom_of = {number: index for index, atom in enumerate(atoms)
                    for number in atom}
         readers: dict[Any, list[int]] = {}
@@ -163,11 +164,6 @@ class Intervals:
                     numpy.maximum(largest[:end], nbytes(name),
                                   out=largest[:end])
             tables[:, :, end] = now
-
-    @property
-    def count(self) -> int:
-        """Number of atoms."""
-        return len(self.starts)
 
     def ends_of(self, cuts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
         """Index after the last atom of each chunk, for a plan's cuts."""
