@@ -90,7 +90,6 @@ class ChainAdapter(Adapter):
                 raise ValueError(text)
         self._optimizer = optimizer
         self.chunks = part.plan.chunks
-        self._form: Any = None
         self._method: Callable | None = None
         self._compares = loss_weight is None
 
@@ -111,15 +110,6 @@ class ChainAdapter(Adapter):
         raise ValueError(
             f'{type(self._model).__name__} has no method {" or ".join(names)}'
             "; pass method='name' of what returns the output")
-
-    def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
-        """See :meth:`.Adapter.joined`."""
-        forms = [nested.leaves(one.result)[1]
-                 for one in self._partition.programs]
-        if any(form != forms[0] for form in forms):
-            raise ValueError('the outputs of the micro-batches differ in '
-                             'their form; they cannot be concatenated')
-        return super().joined(parts, sizes)
 
     def formed(self, outputs: Arrays) -> Any:
         """Puts a prediction's arrays into the form that the method returns."""
@@ -160,6 +150,12 @@ class ChainAdapter(Adapter):
             self._record(step, function, batches, places)
         except PlaceholderError as error:
             raise NotTraced(str(error)) from error
+        if step == 'predict':
+            self._form, *others = [nested.leaves(one.result)[1]
+                                   for one in part.programs]
+            if any(form != self._form for form in others):
+                raise ValueError('the outputs of the micro-batches differ in '
+                                 'their form; they cannot be concatenated')
         given = None
         if self._loss_weight is not None and step != 'predict':
             given = [checked_weight(self._loss_weight(*args, **kwargs))
@@ -273,8 +269,6 @@ class ChainAdapter(Adapter):
 
     def end(self) -> None:
         """See :meth:`.Adapter.end`."""
-        programs = self._partition.programs
-        self._form = nested.leaves(programs[0].result)[1] if programs else ()
         self._partition.end()
 
     def undo(self) -> None:

@@ -83,7 +83,7 @@ class Layout:
             name: max([self.chunks[source.call] for source
                        in sources_in(value)], default=len(cuts))
             for name, value in (reports or {}).items()}
-        text = hashlib.blake2b(digest_size=8)
+        text = hashlib.blake2b()
         for call in calls:
             text.update(repr((
                 call.name, call.link, call.inputs, call.parameters,
@@ -91,7 +91,7 @@ class Layout:
                  for key, value in call.outputs.items()])).encode())
         text.update(repr((self.chunks, sorted(self.reporters))).encode())
         #: The same on ranks with the same calls in the same places.
-        self.digest = int.from_bytes(text.digest(), 'big') >> 1
+        self.digest = text.hexdigest()
 
 
 def _chunks(calls: Sequence[Any], place: Sequence[tuple[int, ...]],
