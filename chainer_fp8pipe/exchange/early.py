@@ -77,7 +77,7 @@ class Early:
 class EarlyExchange(Exchange):
     """An exchange whose buckets are sent during the backward pass.
 
-    It is a :class:`.ready_gradients.Watcher`.
+    It hears of passes from :mod:`.ready_gradients`.
 
     Attributes:
         early: What is sent early of the update under way.
@@ -203,7 +203,7 @@ class EarlyExchange(Exchange):
             super()._begin(loss_scale)
             self.current.hold()
 
-    # --- the backward pass: see ready_gradients.Watcher ----------------------
+    # --- the backward pass: see ready_gradients ------------------------------
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
         model = self.model()

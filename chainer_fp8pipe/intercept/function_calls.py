@@ -65,14 +65,6 @@ class Interceptor:
         """
         return original()
 
-    def created(self, parameter: chainer.Parameter, shape: Any) -> None:
-        """A parameter was made; its shape is None if it is not known yet.
-
-        Told in blocks of :func:`creating` only.
-        """
-        if shape is not None:
-            parameter.initialize(shape)
-
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         """A parameter gets its shape; False: Chainer is to draw values."""
         return False
@@ -124,7 +116,7 @@ def current() -> Any:
 
 @contextlib.contextmanager
 def creating(interceptor: Interceptor) -> Iterator[None]:
-    """Has an interceptor told of this thread's new parameters in a block.
+    """Has an interceptor asked to initialize this thread's new parameters.
 
     In a block of :func:`intercepting` inside it, that one is asked.
     """
@@ -192,16 +184,6 @@ def call_unchecked(node: chainer.FunctionNode, inputs: Any,
     if _setting('enable_backprop'):
         _join_graph(node, list(inputs), outputs, found)
     return outputs
-
-
-def check_types(node: chainer.FunctionNode, inputs: Any) -> None:
-    """Has Chainer raise InvalidType, which :func:`call_unchecked` does not."""
-    if _config.type_check and all(
-            getattr(x, '_layout', None) is None for x in inputs):
-        node._input_layouts = (None,) * len(inputs)
-        node._check_data_type_forward(tuple([
-            x.array if isinstance(x, chainer.Variable) else x
-            for x in inputs]))
 
 
 def is_watched(node: chainer.FunctionNode) -> bool:
@@ -303,7 +285,8 @@ def _init(original: Any) -> Any:
             original(self, initializer, shape, name, layout=layout)
             return
         original(self, initializer, None, name, layout=layout)
-        _creation.now.created(self, shape)
+        if shape is not None:
+            self.initialize(shape)
     return init
 
 

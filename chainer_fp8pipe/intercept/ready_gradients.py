@@ -9,6 +9,12 @@
 # graph when the pass begins, and when the last of them is through, the
 # gradient in the table is the one that Chainer will write.
 #
+# A communicator's `watcher(model)` is None, or hears of a pass.  It has the
+# `parameters()` to watch, initialised, by name, and is called as
+# `begin(names, loss_scale)` with those that the pass may reach, then
+# `final(name, gradient)` with the array that will be a parameter's `grad`, and
+# `end()` when the update is over, or has failed.
+#
 # While `PATCHES` are held, two names of Chainer 7.8.1 are replaced:
 # `_MultiNodeOptimizer.update` (chainermn/optimizers.py, line 17) and
 # `_backprop_utils` in `chainer._backprop` (chainer/_backprop.py, line 9), from
@@ -17,36 +23,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-import chainer
 from chainer import _backprop, _backprop_utils
 from chainermn.optimizers import _MultiNodeOptimizer
 
 from .patching import Current, Patch
-
-
-class Watcher(Protocol):
-    """Hears of one model's gradients; its communicator's ``watcher`` has it.
-    """
-
-    def parameters(self) -> Mapping[str, chainer.Parameter]:
-        """The parameters to watch, by name, all of them initialised."""
-
-    def begin(self, names: set[str], loss_scale: float | None) -> None:
-        """The pass begins.
-
-        Args:
-            names: The parameters that it may reach.
-            loss_scale: The factor of the gradients; None for none.
-        """
-
-    def final(self, name: str, gradient: Any) -> None:
-        """The array is the one that will be the parameter's ``grad``."""
-
-    def end(self) -> None:
-        """The update is over, or has failed."""
-
 
 #: What this thread's next pass begins with.
 _next = Current()
@@ -98,7 +80,7 @@ PATCHES = (Patch(_MultiNodeOptimizer, 'update', _updating),
 class _Table(_backprop_utils.GradTable):
     """Chainer's table of gradients, which reports the final ones."""
 
-    def __init__(self, loss: Any, watcher: Watcher, loss_scale: float | None,
+    def __init__(self, loss: Any, watcher: Any, loss_scale: float | None,
                  **options: Any) -> None:
         super().__init__(**options)
         self._watcher = watcher

@@ -6,8 +6,6 @@ import chainer_fp8pipe
 from chainer_fp8pipe.intercept.ready_gradients import PATCHES
 
 import chainer
-import chainer.functions as F
-import chainer.links as L
 import chainermn
 import numpy
 import pytest
@@ -90,44 +88,6 @@ def test_what_is_final_is_what_chainer_leaves(name, zero_grads):
         assert gradient is found[key]
     if name in ('Plain', 'Shared', 'Recurrent', 'Penalty'):
         assert {*map(id, last.values())} == {*map(id, found.values())}
-
-
-class Odd(chainer.Chain):
-    """Parameters that are used in unusual ways."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.x = chainer.Parameter(numpy.ones((2, 3), 'f4'))
-            self.stopped = chainer.Parameter(numpy.zeros((2, 3), 'f4'))
-            self.loss = chainer.Parameter(numpy.zeros((), 'f4'))
-            self.layer, self.twice = L.Linear(3, 3), L.Linear(3, 3)
-
-
-class Stop(chainer.FunctionNode):
-    """Gives its second input no gradient."""
-
-    def forward(self, inputs):
-        return inputs[0] + inputs[1],
-
-    def backward(self, indexes, gradients):
-        return gradients[0], None
-
-
-@pytest.mark.parametrize(('loss', 'final'), [
-    # A layer's input, and a layer that is used twice.
-    (lambda m: F.sum(m.twice(m.twice(m.layer(m.x)))),
-     ['/layer/W', '/layer/b', '/twice/W', '/twice/b', '/x']),
-    (lambda m: F.sum(Stop().apply((m.x, m.stopped))[0]), ['/x']),
-    (lambda m: m.loss, [])])        # which has its gradient from elsewhere
-def test_what_gets_a_gradient_from_a_function_is_final(loss, final):
-    model, communicator = Odd(), Communicator()
-    updating(model, communicator, lambda: loss(model))
-    found = gradients(model)
-    assert sorted(name for name, _ in communicator.finals) == final
-    assert all(gradient is found[name]
-               for name, gradient in communicator.finals)
-    assert model.stopped.grad is None
 
 
 def test_passes_beside_the_updates_own_are_not_told():

@@ -79,17 +79,6 @@ def test_a_second_derivative_is_that_of_chainer():
         numpy.testing.assert_array_equal(second(), expected)
 
 
-def test_a_graph_is_as_chainers():
-    with unchecked(), chainer.no_backprop_mode():
-        assert F.tanh(chainer.Variable(X)).creator_node is None
-    with unchecked():
-        assert not F.tanh(X).requires_grad
-        # Backward of tanh wants the output, whose node is gone.
-        function = F.tanh(chainer.Variable(X)).creator_node
-    output, = function.get_retained_outputs()
-    numpy.testing.assert_array_equal(output.array, numpy.tanh(X))
-
-
 class Hook(chainer.FunctionHook):
     name = 'hook of a test'
 
@@ -100,7 +89,7 @@ class Hook(chainer.FunctionHook):
         self.seen.append(function.label)
 
 
-def test_hooks_see_the_calls():
+def test_hooks_see_the_calls_and_debug_mode_finds_nan():
     function = chainer.functions.activation.tanh.Tanh()
     with unchecked(), Hook() as hook:
         F.exp(X)
@@ -108,9 +97,6 @@ def test_hooks_see_the_calls():
     with unchecked():
         function.apply((X,))
     assert hook.seen == ['exp', 'Tanh']
-
-
-def test_debug_mode_finds_nan():
     with unchecked(), chainer.using_config('debug', True), \
             numpy.errstate(invalid='ignore'), \
             pytest.raises(RuntimeError, match='NaN is detected'):

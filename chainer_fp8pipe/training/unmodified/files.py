@@ -13,6 +13,7 @@
 # may be in the middle of an update: a look is an error then.
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
@@ -60,16 +61,22 @@ def as_one_process() -> Iterator[None]:
     owners: list[Any] = [os] * (MPI.COMM_WORLD.rank > 0)
     if owners and sys.version_info < (3, 11):
         owners += [vars(pathlib)['_normal_accessor']]
+    made: list[str] = []
     with only_rank_0_prints(), contextlib.ExitStack() as stack:
         for owner in owners:
             for name in _ONCE:
                 if hasattr(owner, name):
-                    stack.enter_context(Patch(
-                        owner, name, functools.partial(_by_rank_0, name)))
-        yield
+                    stack.enter_context(Patch(owner, name, functools.partial(
+                        _by_rank_0, name, made)))
+        try:
+            yield
+        finally:    # the empty ones: by a clock, rank 0's have other names
+            for path in reversed(made):
+                with contextlib.suppress(OSError):
+                    os.rmdir(path)
 
 
-def _by_rank_0(name: str, original: Callable) -> Callable:
+def _by_rank_0(name: str, made: list[str], original: Callable) -> Callable:
     """A function of ``os`` on another rank, which leaves it to rank 0."""
     def call(*args: Any, **kwargs: Any) -> None:
         if (threading.current_thread() is not threading.main_thread()
@@ -83,6 +90,7 @@ def _by_rank_0(name: str, original: Callable) -> Callable:
             if makes and not os.path.isdir(path):   # on another host
                 with contextlib.suppress(FileExistsError):
                     original(*args, **kwargs)
+                    made.append(os.path.abspath(path))
     return call
 
 
@@ -148,9 +156,8 @@ def serialize(job: Any, original: Callable, obj: Any) -> dict[str, Any]:
     with saving_parts(), job.model.partition.own_alone():
         arrays = raise_together(job.comm, lambda: original(obj))
     # The first stage's counts where several have the same.
-    return {key: value for stage in reversed(
-        job.grid.pipeline.gather(arrays) or []) for key, value
-        in stage.items()}
+    stages = job.updater.grid.pipeline.gather(arrays) or []
+    return dict(collections.ChainMap(*stages))
 
 
 def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -91,7 +90,6 @@ class PipelineJob(Originals):
         self._make_communicator = make_communicator
         self.looks = files.Looks(comm)
         self.updater: Any = None    # until the script has made one
-        self.grid: Any = None
         self._loss_func: Any = None     # None: the model gives the loss
         self._evaluates_whole = False
         self._building = contextlib.ExitStack()
@@ -143,10 +141,7 @@ class PipelineJob(Originals):
                     show_loop_exception_msg: bool = False) -> None:
         if trainer.updater is not self.updater:
             check(updater=trainer.updater)
-        own, trainer.out = trainer.out, self.comm.bcast(trainer.out)
-        if trainer.out != own:      # by a clock; this rank's is of no use
-            with contextlib.suppress(OSError):
-                os.rmdir(own)
+        trainer.out = self.comm.bcast(trainer.out)      # a clock may name it
         files.adapt(trainer, self)
         try:
             original(trainer, show_loop_exception_msg)
@@ -168,8 +163,8 @@ class PipelineJob(Originals):
             try:
                 return self.comm.bcast(original(evaluator))
             except NotTraced as error:
-                say('each rank has the whole model while it evaluates, '
-                          f'as {error.__cause__ or error}')
+                say('each rank has the whole model while it evaluates, as '
+                    f'{error.__cause__ or error}')
                 self._evaluates_whole = True
             finally:
                 evaluator.eval_func = own
@@ -203,7 +198,7 @@ class PipelineJob(Originals):
                 'replicas no sample each; lower --micro-batches, make a new '
                 'plan, or raise the batch size')
         self._loss_func = loss_of(updater.loss_func, model)
-        self.grid = ProcessGrid(self.comm, pipeline=options.pipeline)
+        grid = ProcessGrid(self.comm, pipeline=options.pipeline)
         example = first_batch(
             self.comm, lambda: self.comm.rank or _examples(own, samples),
             updater.converter, updater.input_device)
@@ -218,7 +213,7 @@ class PipelineJob(Originals):
             decisions(optimizer, options.pipeline)
             # The optimizer needs no second setup, which would drop its hooks.
             partition(
-                model, example, self.grid, memory=options.memory,
+                model, example, grid, memory=options.memory,
                 micro_batches=options.micro_batches,
                 schedule=options.schedule, optimizer=optimizer, chunks=chunks,
                 plan=options.cut, loss_func=self._loss_func)
@@ -227,9 +222,9 @@ class PipelineJob(Originals):
         iterator: Any = own
         if replicas > 1:
             optimizer = chainermn.create_multi_node_optimizer(
-                optimizer, self._make_communicator(self.grid.data))
-            if self.grid.stage_index == 0:
-                iterator = Divided(own, self.grid.data)
+                optimizer, self._make_communicator(grid.data))
+            if grid.stage_index == 0:
+                iterator = Divided(own, grid.data)
         with preserved():   # the seed of dropout, from the script's generator
             seed = self.comm.bcast(int(numpy.random.randint(1 << 31)))
         kept = {name: getattr(updater, name) for name in (
@@ -237,13 +232,13 @@ class PipelineJob(Originals):
         updater.__class__ = PipelineUpdater
         with refusing():
             PipelineUpdater.__init__(
-                updater, iterator, optimizer, self.grid,
+                updater, iterator, optimizer, grid,
                 micro_batches=options.micro_batches,
                 schedule=options.schedule, converter=updater.converter,
                 seed=seed, auto_new_epoch=updater.auto_new_epoch)
         vars(updater).update(kept)
         updater.pipeline.reports_variables = True
-        if self.grid.data.rank or self.grid.stage_index:
+        if grid.data.rank or grid.stage_index:
             # The script's loop may ask its own.
             show_progress_of(updater.get_iterator('main'), own)
         self.updater = updater

@@ -96,12 +96,6 @@ def say(text: str, command: str = 'run') -> None:
         print(f'chainer_fp8pipe {command}: {text}', file=stderr(), flush=True)
 
 
-def _is_main(found: Mapping[str, Any]) -> bool:
-    return [*found] == ['main']
-
-
-_ONE = ("the updater has the {} {{}}; several ranks train one model with one "
-        "optimizer and iterator, 'main'")
 #: By what is looked at: whether it can be trained, and the sentence that
 #: refuses it, in which {} is its kind, or its parts, with the remedy.
 _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -112,8 +106,10 @@ _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     'other_updater': (
         lambda updater: updater is None,
         'the script makes a second updater; several ranks train one model'),
-    'iterators': (_is_main, _ONE.format('iterators')),
-    'optimizers': (_is_main, _ONE.format('optimizers')),
+    **{what: (lambda found: [*found] == ['main'],
+              f'the updater has the {what} {{}}; several ranks train one '
+              "model with one optimizer and iterator, 'main'")
+       for what in ('iterators', 'optimizers')},
     'own_loop': (
         lambda updater: updater is not None,
         'the script updates its optimizer in a loop of its own; let the loop '
