@@ -38,7 +38,7 @@ CHAINERS = frozenset(('_params', '_persistent', '_children', '_device',
 OBSERVER = '\0/'
 #: Packages whose objects have threads or other ranks behind them.
 _FOREIGN = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe', 'mpi4py'))
-_SIMPLE = frozenset((int, float, bool, str, type(None), type, numpy.dtype))
+_SIMPLE = frozenset((int, float, bool, str, type(None)))
 _CONTAINERS = list, dict, set, collections.deque
 
 
@@ -46,14 +46,12 @@ def _copies(links: Mapping[str, chainer.Link]
             ) -> tuple[dict[str, dict[str, Any]], list[Any]]:
     """Copies of attributes, and everything that was copied."""
     found = {path: dict(vars(link)) for path, link in links.items()}
+    values = [(own, name, value) for own in found.values()
+              for name, value in own.items()
+              if type(value) not in _SIMPLE and name not in CHAINERS]
     # Those behind NumPy's and Python's functions, which a pass seeds anew.
     memo: dict[int, Any] = {id(one): one for one in (
         numpy.random.mtrand._rand, vars(random)['_inst'], *links.values())}
-    values = [(own, name, value) for own in found.values()
-              for name, value in own.items()
-              if not (type(value) in _SIMPLE or name in CHAINERS
-                      or id(value) in memo or type(value) is tuple
-                      and _SIMPLE.issuperset(map(type, value)))]
     # What cannot be written to may be large: a file in memory, say.
     memo.update((id(leaf), leaf) for _, _, value in values
                 for leaf in ([value] if isinstance(value, chainer.Variable)
@@ -61,13 +59,7 @@ def _copies(links: Mapping[str, chainer.Link]
                 if isinstance(leaf, (chainer.Variable, nested.Dataless))
                 or not getattr(leaf.flags, 'writeable', True))
     for own, name, value in values:
-        if type(value) is numpy.ndarray and value.dtype != object or type(
-                value) in (dict, list) and _SIMPLE.issuperset(map(type, (
-                    value.values() if isinstance(value, dict) else value))):
-            own[name] = memo.get(id(value))
-            if own[name] is None:
-                own[name] = memo[id(value)] = value.copy()
-        elif type(value).__module__.partition('.')[0] not in _FOREIGN:
+        if type(value).__module__.partition('.')[0] not in _FOREIGN:
             try:
                 own[name] = copy.deepcopy(value, memo)
             except Exception:       # of any class

@@ -54,8 +54,6 @@ CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
 #: Types of values that say all of themselves, and can be sent.
 PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
          type(None))
-#: So many forms are kept.
-_FORMS = 4096
 #: Seconds; a shorter call is run so many times more, others once.
 _SHORT, _TIMES = 2e-3, 3
 
@@ -79,106 +77,88 @@ class Figures(Call):
     ignored: tuple[tuple[int, int | None], ...] = ()
 
 
-class KnownCalls:
-    """The figures of calls that were seen before.
+def measured(node: Any, inputs: tuple, original: Callable, link: str,
+             names: Names, pipeline: Any, timed: bool) -> Figures:
+    """The figures of a call, which is made on made-up values.
 
     Args:
+        node: The function.
+        inputs: Of the call.
+        original: Makes the call.
+        link: The path of the link that does so.
         names: Of the model's links and parameters.
         pipeline: The ranks over which it is to be cut; None: unknown.
+        timed: Whether to take times, for which it is made again.
 
-    Attributes:
-        timed: Whether new calls are timed, for which they are made again.
+    Raises:
+        PlaceholderError: What it gives depends on data.
     """
+    own = attributes_of(node)
+    twin, whole = again(node, own), isinstance(node, WholeCall)
+    attributes_of(twin).update({
+        name: _with_real(value) for name, value in own.items()
+        if name not in CHAINERS})
+    with contextlib.ExitStack() as stack:
+        inside = _Inside(names, pipeline, stack)
+        stack.enter_context(names.reporter.scope({}))
+        if whole:
+            stack.enter_context(on_copies(names.links))
+        run = getattr(node, 'run', None)
+        for one in run.params() if isinstance(run, chainer.Link) else ():
+            inside.fill(one)
+        stack.enter_context(intercepting(inside))
+        if isinstance(node, ArrayCall):
+            _refuse_looks(twin, inputs, original, link,
+                          names.links if whole else {})
+        found = _figures(twin, inputs, original, timed)
+    label = ignored_label(node)
+    found.ignored = (((label, 1),) if label is not None else
+                     inside.labels(inputs) if whole else ())
+    found.inner = tuple(sorted(inside.seen))
+    return found
 
-    timed = False
 
-    def __init__(self, names: Names, pipeline: Any) -> None:
-        self._names, self._pipeline = names, pipeline
-        self._found: dict[Any, Figures] = {}
+def _refuse_looks(node: Any, inputs: tuple, original: Callable, where: str,
+                  links: Mapping[str, chainer.Link]) -> None:
+    """Raises an error if what is no array depends on data.
 
-    def figures(self, form: Any, node: Any, inputs: tuple, original: Callable,
-                link: str) -> Figures:
-        """The figures of a call, which is made on made-up values if new.
-
-        Raises:
-            PlaceholderError: What it gives depends on data.
-        """
-        found = self._found.get(form)
-        if found is None:
-            found = self._measured(node, inputs, original, link)
-            if len(self._found) >= _FORMS:
-                self._found.clear()
-            if form is not None:
-                self._found[form] = found
-        return found
-
-    def _measured(self, node: Any, inputs: tuple, original: Callable,
-                  link: str) -> Figures:
-        own = attributes_of(node)
-        twin, whole = again(node, own), isinstance(node, WholeCall)
-        attributes_of(twin).update({
-            name: _with_real(value) for name, value in own.items()
-            if name not in CHAINERS})
-        with contextlib.ExitStack() as stack:
-            inside = _Inside(self._names, self._pipeline, stack)
-            stack.enter_context(self._names.reporter.scope({}))
-            if whole:
-                stack.enter_context(on_copies(self._names.links))
-            run = getattr(node, 'run', None)
-            for one in run.params() if isinstance(run, chainer.Link) else ():
-                inside.fill(one)
-            stack.enter_context(intercepting(inside))
-            if isinstance(node, ArrayCall):
-                self._refuse_looks(twin, inputs, original, link)
-            found = _figures(twin, inputs, original, self.timed)
-        label = ignored_label(node)
-        found.ignored = (((label, 1),) if label is not None else
-                         inside.labels(inputs) if whole else ())
-        found.inner = tuple(sorted(inside.seen))
-        return found
-
-    def _refuse_looks(self, node: Any, inputs: tuple, original: Callable,
-                      where: str) -> None:
-        """Raises an error if what is no array depends on data.
-
-        What the call gives, or what a link keeps; or if a function of arrays
-        writes to one, or gives arrays of another shape.
-        """
-        links = self._names.links if isinstance(node, WholeCall) else {}
-        one = next(filter(is_placeholder, map(nested.array_of, inputs)), None)
-        found: list[dict[str, Any]] = []
-        for otherwise in (False, True):
-            twin = again(node, attributes_of(node))
-            try:
-                with preserved(), numpy.errstate(all='ignore'), \
-                        on_copies(links):
-                    outs = original(twin, tuple([
-                        _real(x, otherwise) for x in inputs]))
-                    found.append({
-                        f'link {path} keeps a number in {name!r}, which':
-                        repr(value) for path, link in links.items()
-                        for name, value in vars(link).items()
-                        if isinstance(value, PLAIN)} | {
-                        f'what {where} returns beside the values of arrays': (
-                            repr(twin.result), [out.shape for out in outs])})
-            except (IndexError, ValueError) as error:
-                if not links and any(text in str(error) for text in (
-                        'read-only', 'output array is not acceptable')):
-                    raise looked_at(
-                        one, f'{node.label}, which writes,') from None
-                if links or not otherwise:
-                    raise
-                return              # 1 is no index
-        apart = [what for what, value in found[0].items()
-                 if value != found[1].get(what)]
-        if not links and (apart or not outs):
-            raise looked_at(one, f'the form of what {node.label} gives')
-        if apart:
-            raise PlaceholderError(
-                f'{user_line()}: {apart[0]} depends on data that other ranks '
-                'have not got. Return or keep a variable or an array, or '
-                'mark a function around its use, too: '
-                'chainer_fp8pipe.atomic(function)')
+    What the call gives, or what one of its links keeps; or if a function of
+    arrays, which has no links, writes to one.
+    """
+    one = next(filter(is_placeholder, map(nested.array_of, inputs)), None)
+    found: list[dict[str, Any]] = []
+    for otherwise in (False, True):
+        twin = again(node, attributes_of(node))
+        try:
+            with preserved(), numpy.errstate(all='ignore'), \
+                    on_copies(links):
+                outs = original(twin, tuple([
+                    _real(x, otherwise) for x in inputs]))
+                found.append({
+                    f'link {path} keeps a number in {name!r}, which':
+                    repr(value) for path, link in links.items()
+                    for name, value in vars(link).items()
+                    if isinstance(value, PLAIN)} | {
+                    f'what {where} returns beside the values of arrays': (
+                        repr(twin.result), [out.shape for out in outs])})
+        except (IndexError, ValueError) as error:
+            if not links and any(text in str(error) for text in (
+                    'read-only', 'output array is not acceptable')):
+                raise looked_at(
+                    one, f'{node.label}, which writes,') from None
+            if links or not otherwise:
+                raise
+            return              # 1 is no index
+    apart = [what for what, value in found[0].items()
+             if value != found[1].get(what)]
+    if not links and (apart or not outs):
+        raise looked_at(one, f'the form of what {node.label} gives')
+    if apart:
+        raise PlaceholderError(
+            f'{user_line()}: {apart[0]} depends on data that other ranks '
+            'have not got. Return or keep a variable or an array, or '
+            'mark a function around its use, too: '
+            'chainer_fp8pipe.atomic(function)')
 
 
 class SeesLabels(Interceptor):
@@ -196,7 +176,7 @@ class _Inside(SeesLabels):
 
     Args:
         names: Of the model.
-        pipeline: As for :class:`KnownCalls`.
+        pipeline: As for :func:`measured`.
         stack: Takes made-up values back from parameters.
     """
 

@@ -11,11 +11,14 @@
 # A link whose own code looks at data cannot be cut.  The error of the
 # placeholder says so in the middle of the run; then forward is run again with
 # the innermost link around the look as one call, and links get the attributes
-# that they had.  A look in the model's own forward is the user's to mark.
+# that they had.  A look in the model's own forward is the user's to mark, and
+# so is one that comes in a later batch only, as attributes are copied for the
+# first one.
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import random
 import types
 from collections import deque
@@ -43,10 +46,10 @@ from .deferred import place_array, set_placeholder
 from .measure import (
     CHAINERS,
     DECIDING,
-    KnownCalls,
     attributes_of,
     counted,
     function_of,
+    measured,
 )
 from .placeholder import (
     PlaceholderError,
@@ -92,10 +95,11 @@ class Recorder:
         self.names, self.pipeline = names, pipeline
         collectives.hold(self)
         hold_calls(map(type, names.links.values()), self)
-        self.known = KnownCalls(names, pipeline)
+        self.timed = False      # whether calls that are new are timed
         self._reasons: dict[str, str] = {}
-        #: Calls that were written down before, by configuration and form.
-        self.forms: dict[Any, dict[Any, RecordedCall]] = {}
+        #: By configuration: figures by form, and calls by form, what they
+        #: read, and links around them.
+        self.forms: dict[str, dict[Any, Any]] = {}
         #: Paths of the links that are run as one call.
         self.atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
@@ -125,7 +129,8 @@ class Recorder:
         while True:
             args, kwargs = nested.rebuilt(tree, [x.copy() for x in leaves])
             one = _Recording(self, Program(names, place), statistics)
-            before = copied(names.links)
+            # What looks at data has done so in the first batch, hardly later.
+            before = None if one.known else copied(names.links)
             try:
                 with names.reporter.scope(one.program.reports), \
                         statistics.counting(-1), between_calls(place), \
@@ -135,7 +140,7 @@ class Recorder:
             except PlaceholderError as error:
                 found = next((name for name in reversed(one.looking)
                               if name not in self.atomic | {'/'}), None)
-                if found is None:
+                if found is None or before is None:
                     raise
                 self.atomic |= {found}
                 self.forms = {}
@@ -215,9 +220,9 @@ class _Recording(Interceptor):
         self._config = dict(vars(LOCAL))
         if sum(map(len, recorder.forms.values())) > _FORMS:
             recorder.forms.clear()
-        self._settings = repr((self._config, chainer.config.train,
-                               chainer.config.enable_backprop))
-        self._known = recorder.forms.setdefault(self._settings, {})
+        self.known = recorder.forms.setdefault(repr({
+            **self._config, 'train': chainer.config.train,
+            'enable_backprop': chainer.config.enable_backprop}), {})
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
         # Paths of the links with persistent arrays, by these arrays' ids.
@@ -316,11 +321,11 @@ class _Recording(Interceptor):
         read: list[Source | str] = []
         form = self._form_of(type(function), own, inputs, read)
         key = form and (form, tuple(read), *map(id, self._stack))
-        call = self._known.get(key)
+        call = self.known.get(key)
         if call is None:
             call = self._new(form, node, inputs, original, read)
             if key is not None:
-                self._known[key] = call
+                self.known[key] = call
         program.notes.numbers += [      # NaN has another hash each time
             value if value == value else None for value in own.values()
             if type(value) in _NUMBERS]
@@ -402,20 +407,34 @@ class _Recording(Interceptor):
 
     def _about_array(self, value: Any, exact: bool, read: list[Source | str]
                      ) -> Any:
-        read += (found := self._read(value))
         array = value if is_placeholder(value) else nested.array_of(value)
-        form = (getattr(array, 'shape', None), getattr(array, 'dtype', None),
-                array is not value and value.requires_grad)
+        wants = array is not value and value.requires_grad
+        if array is not value and isinstance(value, chainer.Parameter) and (
+                self._names.of(value) is None):
+            raise ValueError(
+                f'{user_line()}: the model uses a parameter that is not among '
+                'its own; register it in init_scope')
         if is_placeholder(array):
+            source = array.source
+            if array.program not in (None, self.program):
+                source = self._pin(array, source)
+            elif array.program is None and (
+                    source not in self._names.parameters):
+                raise PlaceholderError(
+                    f'{user_line()}: {describe_source(array)} is used, which '
+                    'is not here')
             if exact and array.dtype.kind == 'b':
                 raise looked_at(array, 'indexing by a condition')
-            return form
-        if found:
-            return form
-        owner = self._owners.get(id(array)) or self._owners.get(
-            id(array.base))
+            read.append(source)
+            return array.shape, array.dtype, wants
+        if array is not value and value._node._creator_node is not None:
+            raise ValueError(
+                f'{user_line()}: a variable of an earlier batch or micro-batch'
+                ' brings its graph; keep it in an attribute of a link, or call'
+                ' its unchain()')
         # Integers and conditions may be an index.
-        return (*form, owner, hashlib.sha256(array.tobytes()).digest()
+        return (array.shape, array.dtype, wants, self._owner_of(array),
+                hashlib.sha256(array.tobytes()).digest()
                 if exact and array.dtype.kind in 'biu' else None)
 
     def _new(self, form: Any, node: Any, inputs: tuple, original: Callable,
@@ -423,16 +442,25 @@ class _Recording(Interceptor):
         """What is the same for all calls of a form that read the same."""
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
-        figures = self._recorder.known.figures(
-            (self._settings, form) if form else None, node, inputs, original,
-            self._link())
+        recorder = self._recorder
+        figures = self.known.get(form)
+        if figures is None:
+            figures = measured(node, inputs, original, self._link(),
+                               self._names, recorder.pipeline, recorder.timed)
+            if form is not None:
+                self.known[form] = figures
         own = {name: value for name, value in attributes_of(node).items()
                if name not in CHAINERS}
-        number = len(self.program.calls)
+        number, owners = len(self.program.calls), self._owners
         names = tuple(dict.fromkeys([
             *(one for one in read if type(one) is str), *figures.inner]))
-        whole, used = self._on_one_chunk(node, names, _real_in(inputs),
-                                         _real_in(list(own.values())))
+        arrays = [_real_in(x) for x in inputs]
+        attributes = _real_in(list(own.values()))
+        used = dict.fromkeys([
+            path for array in itertools.chain(attributes, *arrays)
+            if (path := self._owner_of(array))])
+        whole = self._whole(node, names, {
+            owners.get(id(array)) for array in attributes})
         if not (read or whole or used or figures.inner or figures.draws):
             return _ALONE       # it follows from the batch
         return RecordedCall(
@@ -442,17 +470,14 @@ class _Recording(Interceptor):
             tuple([one for one in read if type(one) is Source]), names,
             figures.outputs, figures.forward, figures.backward,
             figures.deferrable, figures.kept, (), figures.temporary,
-            figures.draws, whole, None, figures, reads=used,
-            hidden=tuple([name for name, value in own.items() if any(
-                is_placeholder(nested.array_of(leaf))
-                for leaf in nested.leaves(value)[0])]),
+            figures.draws, whole, None, figures, reads=tuple(used),
+            hidden=tuple([name for name, value in own.items() if len(
+                _real_in(value)) < len(nested.leaves(value)[0])]),
             copied=tuple([name for name, value in own.items() if isinstance(
                 value, nested.ARRAYS) and not is_placeholder(value)
-                and id(value) not in self._owners
-                and name not in figures.writes]),
+                and id(value) not in owners and name not in figures.writes]),
             real=tuple([index for index, x in enumerate(inputs)
-                        if _real_in([x]) and not isinstance(
-                            x, chainer.Parameter)]),
+                        if arrays[index] and self._names.of(x) is None]),
             config={} if vars(LOCAL) == self._config else {
                 name: value for name, value in vars(LOCAL).items()
                 if name not in self._config or self._config[name] != value})
@@ -474,6 +499,12 @@ class _Recording(Interceptor):
             own['result'] = figures.form
         return tuple(results)
 
+    def _owner_of(self, array: Any) -> str | None:
+        """The link with a persistent array, which this one may be a view of.
+        """
+        return self._owners.get(id(array)) or self._owners.get(
+            id(getattr(array, 'base', None)))
+
     def _link(self) -> str:
         return self._names.of(self._stack[-1]) or '/' if self._stack else '/'
 
@@ -483,33 +514,6 @@ class _Recording(Interceptor):
             if path:
                 self._owners.update((id(value), path)
                                     for value in _persistent(link))
-
-    def _read(self, x: Any) -> tuple:
-        """The call or the parameter that an input comes from; () if none."""
-        array = x if is_placeholder(x) else nested.array_of(x)
-        if array is not x and isinstance(x, chainer.Parameter):
-            name = self._names.of(x)
-            if name is None:
-                raise ValueError(
-                    f'{user_line()}: the model uses a parameter that is not '
-                    'among its own; register it in init_scope')
-            return (name,)
-        if not is_placeholder(array):
-            if array is not x and x._node._creator_node is not None:
-                raise ValueError(
-                    f'{user_line()}: a variable of an earlier batch or '
-                    'micro-batch brings its graph; keep it in an attribute '
-                    'of a link, or call its unchain()')
-            return ()
-        if array.program is self.program:
-            return (array.source,)
-        if array.program is not None:
-            return (self._pin(array, array.source),)
-        if array.source not in self._names.parameters:
-            raise PlaceholderError(
-                f'{user_line()}: {describe_source(array)} is used, which is '
-                'not here')
-        return (array.source,)
 
     def _pin(self, array: Any, source: Source) -> Source:
         """Names a value that a link has kept from an earlier program."""
@@ -528,20 +532,14 @@ class _Recording(Interceptor):
                 pinned=chunk, before=(array.program, source)))
         return program.notes.pins[key]
 
-    def _on_one_chunk(self, node: Any, names: Iterable[str],
-                      inputs: list[Any], attributes: list[Any]
-                      ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Links whose calls must be on one chunk, and those that it reads.
+    def _whole(self, node: Any, names: Iterable[str], written: set[str | None]
+               ) -> tuple[str, ...]:
+        """Links whose calls must all be on one chunk.
 
-        The first are run as one call, or the function writes to their arrays.
+        They are run as one call, or the function writes to their arrays.
         """
-        owners, links = self._owners, self._names.links
+        links = self._names.links
         stack = list(filter(None, map(self._names.of, self._stack)))
-        used: list[str | None] = []
-        for array in (*attributes, *inputs):
-            used += owners.get(id(array)), owners.get(
-                id(getattr(array, 'base', None)))
-        written = {owners.get(id(array)) for array in attributes}
         whole = [path for path in stack if path in written]
         if isinstance(node, WholeCall):
             if stack and stack[-1] in self._recorder.atomic:
@@ -550,8 +548,7 @@ class _Recording(Interceptor):
             whole += [path for path in (
                 name.rpartition('/')[0] or '/' for name in names)
                 if _persistent(links[path])]
-        return (tuple(dict.fromkeys(whole)),
-                tuple(dict.fromkeys(filter(None, used))))
+        return tuple(dict.fromkeys(whole))
 
 
 @contextlib.contextmanager
@@ -574,12 +571,12 @@ def record_example(recorder: Recorder, run: Callable, timed: bool,
     Links are as before.  Outputs may lie in the memory of other values, which
     are retained then.
     """
-    recorder.known.timed = timed
+    recorder.timed = timed
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True), preserved(), \
             on_copies(recorder.names.links), recorder.placeholders():
         program = recorder.record(run, both)
-    recorder.known.timed = False
+    recorder.timed = False
     memory: dict[Source, Source | None] = {}
     for number, call in enumerate(program.calls):
         figures = call.figures

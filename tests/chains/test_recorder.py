@@ -127,18 +127,6 @@ def test_a_link_that_looks_is_found_without_a_mark():
     assert program.calls[2].whole == ('/inner/deepest',)
 
 
-def test_forward_counts_once_where_a_link_first_looks_in_a_later_call():
-    def late(net, h):
-        net.calls += 1
-        return net.inner(h) if net.calls > 1 else h
-    net = Net(late)
-    net.calls, recorder = 0, Recorder(Names(net))
-    with recorder.placeholders():
-        found = [recorder.record(lambda: net(X)) for _ in range(2)]
-    assert net.calls == 2
-    assert ('Looking', '/inner/deepest') in called(found[1])
-
-
 def _look(net, h):
     return h if h.array.sum() > 0 else -h       # 1
 

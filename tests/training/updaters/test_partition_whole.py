@@ -9,8 +9,6 @@ import pytest
 
 from tests.models.judge import (
     Both,
-    close,
-    own,
     plan_of,
     running,
     updater_of,
@@ -220,15 +218,15 @@ def test_a_number_that_one_rank_knows_is_refused(comm, model, said):
 
 
 @on_ranks(2)
-def test_a_link_may_look_at_data_in_a_later_batch(comm):
-    """The second one comes in that batch only."""
-    one = both(comm, Choosing(Looking(), q=Looking()), *(
-        (BATCH[0], numpy.full(8, label, 'i')) for label in (0, 1)))
+def test_a_link_that_looks_in_a_later_batch_only_is_to_be_marked(comm):
+    model = Choosing(Looking(), q=Looking())
+    one = both(comm, model, *((BATCH[0], numpy.full(8, label, 'i'))
+                              for label in (0, 1)))
     one.updater.update()
-    one.give()
+    with pytest.raises(ValueError, match='__float__ needs .*atomic'):
+        one.updater.update()
     one.updater.update()
-    one.plain.cleargrads()
-    one.plain(*one.batches[1]).backward()
-    found = one.gradients()
-    for path in '/a/W', '/q/l/W', '/b/W':
-        close({path: found[path]}, {path: own(one.plain)[path]})
+    atomic(model.q)
+    one = both(comm, model, *one.batches)
+    for _ in range(2):
+        one.updater.update()
