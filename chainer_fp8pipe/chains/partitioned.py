@@ -159,14 +159,20 @@ class Partition:
             else:
                 return frozenset(key for key, arrays in kept.items() if shapes(
                     arrays) != shapes(others.get(key, [])))
-        if self.plan.micro_batches > 1:
-            path, name = next(iter(kept))
+        # What is an argument itself is of its samples.
+        given = nested.leaves(both)[0]
+        found = frozenset(key for key, arrays in kept.items() if all(any(
+            not is_placeholder(array) and array.shape == one.shape
+            and bool((array == one).all()) for one in given)
+            for array in arrays))
+        if self.plan.micro_batches > 1 and len(found) < len(kept):
+            path, name = next(key for key in kept if key not in found)
             raise ValueError(
                 f'link {path} keeps {name!r} for the next batch, and nobody '
                 f'can tell what of it is of which sample, as forward takes '
                 f'{len(every)} samples only ({why}); train with '
                 'micro_batches=1 (--micro-batches 1)')
-        return frozenset()
+        return found
 
     @property
     def is_whole(self) -> bool:
