@@ -488,6 +488,16 @@ def test_an_error_of_the_model_is_shown_where_it_came_up(comm, tmp_path):
         assert os.path.join('chainer_fp8pipe', '') not in done.stderr
 
 
+@on_ranks(2)
+def test_a_loss_that_is_no_mean_is_said_by_the_rank_that_has_it(
+        comm, tmp_path):
+    done = ran(comm, tmp_path, f"""{_HEAD}
+model.lossfun = lambda y, t: F.sum(y ** 2)
+{_UPDATER}
+trainer.run()""")
+    assert done.stderr.count('it is no mean over samples') == 1
+
+
 @on_ranks(4)
 def test_a_script_without_a_seed_sees_every_sample_once(comm, tmp_path):
     done = ran(comm, tmp_path, _HEAD + '''
@@ -526,7 +536,7 @@ with open('seen%d' % MPI.COMM_WORLD.rank, 'w') as file:
         seen, trainer.updater.epoch, updater.epoch_detail))
 ''')
     for text, times in (('said\n', 1), ('logged', 1),
-                        ('UserWarning: warned', 1)):
+                        ('UserWarning: warned', comm.size)):
         assert done.stderr.count(text) == times, done.stderr
     lines = [(tmp_path / f'seen{rank}').read_text()
              for rank in range(comm.size)]

@@ -105,14 +105,10 @@ class AroundCalls(contextlib.ExitStack):
 
     def add(self, wanted: Any, name: str,
             around: Callable[[], contextlib.AbstractContextManager]) -> None:
-        """Makes each call of a method in a block.
+        """Makes each call of a method in a block, which ``around`` makes.
 
-        Classes in C are left, as they cannot be changed.
-
-        Args:
-            wanted: The object, or a class for all of its instances.
-            name: Of the method.
-            around: Makes the block.
+        ``wanted`` is the object, or a class for all of its instances.  Classes
+        in C are left, as they cannot be changed.
         """
         owner = wanted if isinstance(wanted, type) else type(wanted)
 

@@ -75,21 +75,6 @@ def test_ways_back_are_seen_and_the_functions_that_they_call(way, call, x):
     assert (x.grad is not None) == (len(recorder.calls) > 1)
 
 
-def test_what_the_interceptor_returns_is_the_result(model, x):
-    class Other(Interceptor):
-        def apply(self, node, inputs, original):
-            assert inputs[0] is x
-            with suspended():
-                return original(node, inputs)[0] + 7,
-
-        def call_link(self, link, args, kwargs, original):
-            return link, args, kwargs
-    with intercepting(Other()):
-        assert model[0](x, n_batch_axes=2) == (
-            model[0], (x,), {'n_batch_axes': 2})
-        assert F.identity(x).array[0, 0] == 8
-
-
 def test_another_thread_is_unaffected(model, x):
     outer, inner, barrier = Recorder(), Recorder(), threading.Barrier(2)
 

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -38,6 +39,7 @@ from ...intercept.patching import Patch
 from ...intercept.training_objects import LIBRARIES
 from ...mpi.agreement import Meeting, of_first_rank, raise_together
 from ...mpi.waiting import wait_until
+from ...mpi.world import stderr
 from ..snapshots.snapshot import Followed, counts, go_on
 from .launch import Refusal, only_rank_0_prints, say
 
@@ -63,6 +65,9 @@ def as_one_process() -> Iterator[None]:
         owners += [vars(pathlib)['_normal_accessor']]
     made: list[str] = []
     with only_rank_0_prints(), contextlib.ExitStack() as stack:
+        if owners:      # what one stage alone computes may be worth a warning
+            stack.enter_context(Patch(warnings, 'showwarning', _by_all))
+            stack.enter_context(Patch(threading, 'excepthook', _by_all))
         for owner in owners:
             for name in _ONCE:
                 if hasattr(owner, name):
@@ -74,6 +79,14 @@ def as_one_process() -> Iterator[None]:
             for path in reversed(made):
                 with contextlib.suppress(OSError):
                     os.rmdir(path)
+
+
+def _by_all(original: Callable) -> Callable:
+    """A function that prints on other ranks, too."""
+    def call(*args: Any, **kwargs: Any) -> None:
+        with contextlib.redirect_stderr(stderr()):
+            original(*args, **kwargs)
+    return call
 
 
 def _by_rank_0(name: str, made: list[str], original: Callable) -> Callable:
@@ -196,9 +209,10 @@ def _refuse(why: str) -> NoReturn:
     raise PlaceholderError(f'{user_line()}: {why}')
 
 
-def _after(look: Callable, original: Callable) -> Callable:
+def _after(has_to: Callable, act: Callable, original: Callable) -> Callable:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        look(self)
+        if has_to(self):
+            act()
         return original(self, *args, **kwargs)
     return call
 
@@ -219,26 +233,22 @@ class Looks:
                      in held.names.parameters.items()
                      if name not in held.placement.own}
 
-        def of_gradient(parameter: Any) -> None:
-            if fetching.now is not None and id(parameter) in elsewhere:
-                _refuse('the gradient is on another rank; look at it in a '
-                        'hook of the optimizer that is called for each '
-                        'parameter (call_for_each_param = True)')
-
-        def of_new_array(parameter: Any) -> None:
-            if fetching.now is not None and id(parameter) in elsewhere:
-                self.look()     # or this rank would have it from now on
-
-        def of_names(_: Any) -> None:
-            if threading.get_ident() != main:
-                _refuse('a thread of the script sees a part of the model '
-                        'only; look at it in the main thread')
+        def is_elsewhere(parameter: Any) -> bool:
+            return fetching.now is not None and id(parameter) in elsewhere
         LOOKS.hold(held)
-        for owner, name, look in (
-                (chainer.Parameter, '_get_grad', of_gradient),
-                (chainer.Parameter, '_set_array', of_new_array),
-                (type(model), 'namedparams', of_names)):
-            Patch(owner, name, functools.partial(_after, look)).hold(held)
+        for owner, name, has_to, act in (
+                (chainer.Parameter, '_get_grad', is_elsewhere, lambda: _refuse(
+                    'the gradient is on another rank; look at it in a hook of '
+                    'the optimizer that is called for each parameter '
+                    '(call_for_each_param = True)')),
+                # Or this rank would have it from now on.
+                (chainer.Parameter, '_set_array', is_elsewhere, self.look),
+                (type(model), 'namedparams',
+                 lambda _: threading.get_ident() != main, lambda: _refuse(
+                    'a thread of the script sees a part of the model only; '
+                    'look at it in the main thread'))):
+            Patch(owner, name, functools.partial(_after, has_to, act)
+                  ).hold(held)
         self._partition = held
         self._set(self._is_open)
 
