@@ -199,10 +199,3 @@ def test_calls_of_the_object_alone_are_in_the_block(kind, seen, around):
     assert ('next' in vars(kind)) == (kind is Iterator)
     assert one.next(4) == 5
     assert len(seen) == 4
-
-
-@pytest.mark.parametrize(('owner', 'name'), [
-    (iter([]), '__next__'), (Iterator(), 'absent'), (None, 'next')])
-def test_what_cannot_be_changed_is_left(owner, name, around):
-    with AroundCalls() as calls:
-        calls.add(owner, name, around)
