@@ -5,7 +5,6 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
-from chainer import reporter
 
 from .inputs import (
     Case,
@@ -25,14 +24,13 @@ EOS = 0
 class Seq2Seq(chainer.Chain):
     """The decoder attends to each state of the encoder, word by word."""
 
-    def __init__(self, vocabulary=20, units=16, cell=L.StatelessLSTM,
-                 feeding=False):
+    def __init__(self, vocabulary=20, units=16):
         super().__init__()
         with self.init_scope():
             self.embed_x = L.EmbedID(vocabulary, units, ignore_label=-1)
             self.embed_y = L.EmbedID(vocabulary, units, ignore_label=-1)
-            self.encoder = cell(units, units)
-            self.decoder = cell(2 * units if feeding else units, units)
+            self.encoder = L.StatelessLSTM(units, units)
+            self.decoder = L.StatelessLSTM(units, units)
             self.mix = L.Linear(2 * units, units)
             self.output = L.Linear(units, vocabulary)
 
@@ -64,37 +62,6 @@ class Seq2Seq(chainer.Chain):
             word = y
         chainer.report({'loss': loss}, self)
         return loss
-
-
-class InputFeeding(Seq2Seq):
-    """What was attended to goes into the decoder's next step."""
-
-    def __init__(self, **sizes):
-        super().__init__(cell=L.StatelessGRU, feeding=True, **sizes)
-
-    def forward(self, xs, ys):
-        padding = np.float32(1e4) * (xs == -1)
-        h = None
-        states = []
-        for x in xs.T:
-            e = self.embed_x(x)
-            if h is None:
-                h = self.xp.zeros(e.shape, 'f')
-            # A sequence that has ended keeps its state.
-            h = F.where(self.xp.broadcast_to((x != -1)[:, None], e.shape),
-                        self.encoder(h, e), chainer.as_variable(h))
-            states.append(h)
-        states = F.stack(states, axis=1)
-        feed = self.xp.zeros_like(h.array)
-        inputs = [self.xp.full(len(xs), EOS, 'i'), *ys.T[:-1]]
-        losses = []
-        for word, target in zip(inputs, ys.T, strict=True):
-            e = F.concat((self.embed_y(word), feed), axis=1)
-            h = self.decoder(h, e)
-            feed = self.attend(h, states, padding)
-            losses.append(F.softmax_cross_entropy(
-                self.output(feed), target, reduce='no'))
-        return F.sum(F.stack(losses)) / max(int((ys >= 0).sum()), 1)
 
 
 @net(lambda vocabulary=12, units=16: dict(
@@ -144,33 +111,6 @@ class TreeLSTM(chainer.Chain):
         chainer.report({'loss': loss, 'accuracy': F.accuracy(y, label)},
                        self)
         return loss
-
-
-class RecursiveNet(chainer.Chain):
-    """Shift and reduce: pairs of neighbours merge until one is left."""
-
-    def __init__(self, vocabulary=20, units=12, classes=5):
-        super().__init__(
-            embed=L.EmbedID(vocabulary, units),
-            left=L.Linear(units, units),
-            right=L.Linear(units, units, nobias=True),
-            out=L.Linear(units, classes))
-
-    def __call__(self, words, merges, labels):
-        loss = 0
-        for one, order, label in zip(words, merges, labels, strict=True):
-            stack = F.separate(self.embed(one), axis=0)
-            stack = [F.reshape(x, (1, -1)) for x in stack]
-            for at in order:
-                at = int(at) % (len(stack) - 1)
-                merged = F.tanh(self.left(stack[at])
-                                + self.right(stack[at + 1]))
-                stack[at:at + 2] = [merged]
-                # Every inner node says what it thinks.
-                loss += F.softmax_cross_entropy(
-                    self.out(merged), label.reshape(1))
-        reporter.report({'loss': loss}, self)
-        return loss / words.size
 
 
 class Decoder(chainer.Chain):
@@ -348,39 +288,6 @@ def Recurrences(self, series, target):
     return F.mean_squared_error(F.flatten(self.out(h)), target)
 
 
-class WaveNet(chainer.Chain):
-    """Dilated causal convolutions, gated, with skips that are summed."""
-
-    def __init__(self, levels=16, width=8, layers=4):
-        super().__init__()
-        self.levels = levels
-        with self.init_scope():
-            self.embed = L.EmbedID(levels, width)
-            self.gates = chainer.ChainList()
-            self.residuals = chainer.ChainList()
-            self.skips = chainer.ChainList()
-            self.out = L.Convolution1D(width, levels, 1)
-        for layer in range(layers):
-            self.gates.append(L.ConvolutionND(
-                1, width, 2 * width, 2, pad=2 ** layer, dilate=2 ** layer))
-            self.residuals.append(L.Convolution1D(width, width, 1))
-            self.skips.append(L.Convolution1D(width, width, 1))
-
-    def forward(self, audio):
-        x, t = audio[:, :-1], audio[:, 1:]
-        h = F.swapaxes(self.embed(x), 1, 2)
-        total = 0
-        for gate, residual, skip in zip(self.gates, self.residuals,
-                                        self.skips, strict=True):
-            a, b = F.split_axis(gate(h)[:, :, :h.shape[2]], 2, axis=1)
-            z = F.tanh(a) * F.sigmoid(b)
-            total += skip(z)
-            h = residual(z) + h
-        # The last residual goes nowhere but here.
-        y = self.out(F.relu(total + h))
-        return F.softmax_cross_entropy(y, t)
-
-
 @net(lambda vocabulary=20, units=8, tags=5: dict(
     embed=L.EmbedID(vocabulary, units),
     conv=L.Convolution1D(units, 16, 3, pad=1), out=L.Linear(16, tags)))
@@ -489,13 +396,10 @@ _SERIES = arrays(floats(6, 5), floats())
 
 CASES = [
     Case('seq2seq', Seq2Seq, _PAIRS),
-    Case('input_feeding', InputFeeding, _PAIRS),
     Case('scheduled_sampling', ScheduledSampling, arrays(integers(12, 6)),
          draws=True),
     Case('tree_lstm', TreeLSTM,
          arrays(integers(20, 4), children(4), integers(5)), samples=4),
-    Case('recursive_net', RecursiveNet,
-         arrays(integers(20, 5), integers(12, 4), integers(5)), samples=4),
     Case('decoder', Decoder, arrays(integers(30, 9)), draws=True),
     Case('ctc', Speech, arrays(floats(6, 9), integers(8, 3),
                                integers(4, low=1))),
@@ -515,7 +419,6 @@ CASES = [
          arrays(integers(20, 5), integers(20, 5)), stateful=True),
     Case('stacked_lstm', StackedLSTM, _SERIES, draws=True),
     Case('recurrences', Recurrences, _SERIES, draws=True),
-    Case('wavenet', WaveNet, arrays(integers(16, 20))),
     Case('token_tagger', TokenTagger,
          arrays(integers(20, 7), some(5, 7)), draws=True),
     Case('skip_gram', SkipGram, arrays(integers(30), integers(30, 4)),

@@ -305,32 +305,6 @@ def HyperNetwork(self, x, condition, label):
     return F.softmax_cross_entropy(self.last(F.tanh(h)), label)
 
 
-class Ode(Chain):
-    """Runge-Kutta: one small network at every stage of every step."""
-
-    def __init__(self, size=6, units=12, steps=3):
-        super().__init__()
-        self.steps = steps
-        with self.init_scope():
-            self.l1 = L.Linear(size + 1, units)
-            self.l2 = L.Linear(units, size)
-
-    def derivative(self, x, t):
-        t = self.xp.full((len(x), 1), t, 'f')
-        return self.l2(F.tanh(self.l1(F.concat((x, t)))))
-
-    def forward(self, x, target):
-        dt = 1 / self.steps
-        for step in range(self.steps):
-            t = step * dt
-            k1 = self.derivative(x, t)
-            k2 = self.derivative(x + k1 * (dt / 2), t + dt / 2)
-            k3 = self.derivative(x + k2 * (dt / 2), t + dt / 2)
-            k4 = self.derivative(x + k3 * dt, t + dt)
-            x = x + (k1 + 2 * k2 + 2 * k3 + k4) * (dt / 6)
-        return F.mean_squared_error(x, target)
-
-
 class DeepQ(Chain):
     """A second network, a copy, says what the first one should."""
 
@@ -585,7 +559,6 @@ CASES = [
                   clicked=integers(2))),
     Case('hyper_network', HyperNetwork,
          arrays(floats(6), floats(3), integers(3))),
-    Case('ode', Ode, arrays(floats(6), floats(6))),
     Case('deep_q', DeepQ,
          arrays(floats(6), integers(3), floats(), floats(6))),
     Case('actor_critic', ActorCritic,

@@ -194,44 +194,6 @@ def SpatialTransformer(self, x):
     return self.fc(F.max_pooling_2d(F.relu(self.conv(h)), 2))
 
 
-class MixerBlock(chainer.Chain):
-    def __init__(self, patches, channels):
-        super().__init__()
-        with self.init_scope():
-            self.ln1 = L.LayerNormalization(channels)
-            self.token1 = L.Linear(patches, 2 * patches)
-            self.token2 = L.Linear(2 * patches, patches)
-            self.ln2 = L.LayerNormalization(channels)
-            self.channel1 = L.Linear(channels, 2 * channels)
-            self.channel2 = L.Linear(2 * channels, channels)
-
-    @staticmethod
-    def gelu(x):
-        return x * F.sigmoid(1.702 * x)
-
-    def normalised(self, link, x):
-        return link(x.reshape(-1, x.shape[-1])).reshape(x.shape)
-
-    def forward(self, x):
-        h = self.normalised(self.ln1, x).transpose(0, 2, 1)
-        h = self.gelu(self.token1(h, n_batch_axes=2))
-        x += self.token2(h, n_batch_axes=2).transpose(0, 2, 1)
-        h = self.normalised(self.ln2, x)
-        h = self.gelu(self.channel1(h, n_batch_axes=2))
-        return x + self.channel2(h, n_batch_axes=2)
-
-
-@net(lambda size=16, patch=4, channels=16, layers=3: dict(
-    embed=L.Convolution2D(3, channels, patch, stride=patch),
-    blocks=MixerBlock((size // patch) ** 2, channels).repeat(layers),
-    head=L.Linear(channels, 10)))
-def Mixer(self, x):
-    """MLP-Mixer: linear layers over patches, then over channels."""
-    h = self.embed(x)
-    h = F.transpose(h.reshape(*h.shape[:2], -1), (0, 2, 1))
-    return self.head(F.mean(self.blocks(h), axis=1))
-
-
 @net(lambda: dict(
     stem=L.Convolution2D(3, 8, 3, pad=1), a=L.Inception(8, 4, 4, 4, 2, 4, 4),
     b=L.InceptionBN(16, 4, 4, 4, 2, 4, 'avg', 4), fc=L.Linear(16, 10)))
@@ -264,30 +226,6 @@ class MobileNet(chainer.Chain):
         for dw, bn, pw in self.names:
             h = h + self[pw](F.clipped_relu(self[bn](self[dw](h)), 6.))
         return self.fc(F.max(h, axis=(2, 3)))
-
-
-class ShuffleNet(chainer.Chain):
-    """Grouped convolutions, channels shuffled between by transposition."""
-
-    def __init__(self, groups=4, width=16):
-        super().__init__()
-        self.groups = groups
-        with self.init_scope():
-            self.stem = L.Convolution2D(3, width, 3, 2, 1)
-            self.g1 = L.Convolution2D(width, width, 1, groups=groups)
-            self.g2 = L.Convolution2D(width, width, 3, pad=1, groups=groups)
-            self.slope = L.PReLU((width,))
-            self.fc = L.Linear(width, 10)
-
-    def shuffle(self, h):
-        n, c, *size = h.shape
-        h = F.reshape(h, (n, self.groups, c // self.groups, *size))
-        return F.reshape(F.swapaxes(h, 1, 2), (n, c, *size))
-
-    def forward(self, x):
-        h = self.stem(x)
-        h = h + self.g2(self.shuffle(F.relu(self.g1(h))))
-        return self.fc(F.sum(self.slope(h), axis=(2, 3)) / 64)
 
 
 class WeightStandardised(chainer.Chain):
@@ -325,47 +263,6 @@ def Pyramid(self, x):
     h = F.local_response_normalization(F.relu(self.conv1(x)))
     h = F.spatial_pyramid_pooling_2d(F.relu(self.conv2(h)), 3, 'max')
     return self.fc2(F.dropout(F.elu(self.fc1(h)), .5))
-
-
-class Capsules(chainer.Chain):
-    """Capsules with dynamic routing; the margin loss is by operators."""
-
-    def __init__(self, capsules=8, classes=10, size=8):
-        super().__init__()
-        self.classes = classes
-        self.size = size
-        with self.init_scope():
-            self.conv = L.Convolution2D(1, capsules, 3, stride=2)
-            self.W = chainer.Parameter(
-                initializers.Normal(.3), (1, capsules, classes, size, 9))
-
-    def squash(self, s):
-        square = F.sum(s ** 2, axis=3, keepdims=True)
-        return F.broadcast_to(
-            F.sqrt(square + 1e-7) / (1 + square), s.shape) * s
-
-    def forward(self, x, t):
-        n = len(x)
-        u = self.conv(x)
-        m = u.shape[1]
-        u = F.reshape(u, (n, m, 1, 9, 1))
-        u = F.broadcast_to(u, (n, m, self.classes, 9, 1))
-        W = F.broadcast_to(self.W, (n, *self.W.shape[1:]))
-        votes = F.squeeze(F.matmul(W, u), 4)
-        b = self.xp.zeros((n, m, self.classes, 1), 'f')
-        for _ in range(3):
-            c = F.broadcast_to(F.softmax(b, axis=2), votes.shape)
-            v = self.squash(F.sum(c * votes, axis=1, keepdims=True))
-            b = b + F.sum(F.broadcast_to(v, votes.shape) * votes, axis=3,
-                          keepdims=True)
-        length = F.sqrt(F.sum(F.squeeze(v, 1) ** 2, axis=2) + 1e-7)
-        hot = self.xp.eye(self.classes, dtype='f')[t]
-        margin = (hot * F.relu(.9 - length) ** 2
-                  + .5 * (1 - hot) * F.relu(length - .1) ** 2)
-        loss = F.sum(margin) / n
-        chainer.report({'loss': loss,
-                        'accuracy': F.accuracy(length, t)}, self)
-        return loss
 
 
 @net(lambda width=8, classes=5: dict(
@@ -505,13 +402,10 @@ CASES = [
     Case('senet', _classifier(SENet), _IMAGES),
     Case('spatial_transformer', _classifier(SpatialTransformer),
          arrays(floats(1, 12, 12), integers(10))),
-    Case('mixer', _classifier(Mixer), _IMAGES),
     Case('inceptions', _classifier(Inceptions), _IMAGES),
     Case('mobilenet', _classifier(MobileNet), _IMAGES),
-    Case('shufflenet', _classifier(ShuffleNet), _IMAGES),
     Case('weight_standardised', _classifier(WeightStandardised), _IMAGES),
     Case('pyramid', _classifier(Pyramid), _IMAGES, draws=True),
-    Case('capsules', Capsules, _DIGITS),
     Case('segmentation', Segmentation,
          arrays(floats(3, 16, 16), some(5, 16, 16))),
     Case('super_resolution', SuperResolution,
