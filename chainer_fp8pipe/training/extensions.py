@@ -71,10 +71,9 @@ class CommunicationReport(extension.Extension):
 
     def _now(self) -> dict[str, float]:
         events = self._events
-        milliseconds = {f'comm/{name}': 1000 * events.seconds[name]
-                        for name in ('encode', 'exchange', 'decode')}
-        return {'updates': events.updates,
-                'comm/bytes': events.bytes_sent, **milliseconds}
+        return {'updates': events.updates, 'comm/bytes': events.bytes_sent, **{
+            f'comm/{name}': 1000 * events.seconds[name]     # milliseconds
+            for name in ('encode', 'exchange', 'decode')}}
 
 
 class CompressionReport(extension.Extension):

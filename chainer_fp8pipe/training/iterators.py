@@ -6,14 +6,14 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-import chainer
 import numpy
+from chainer.iterators import SerialIterator, _statemachine
 
 from ..images.iterator import epoch_order
 from ..pipeline.schedules import at_least_one
 
 
-class ReplicaIterator(chainer.dataset.Iterator):
+class ReplicaIterator(SerialIterator):
     """Divides each batch over the replicas of a model.
 
     A batch of all replicas together is the same for any number of replicas,
@@ -25,8 +25,7 @@ class ReplicaIterator(chainer.dataset.Iterator):
     as in Chainer's ``SerialIterator``.  Otherwise the last batch may be
     short; a rest too small for all replicas joins the batch before it.
 
-    A saved run goes on with any number of replicas.  The attributes are those
-    of ``SerialIterator``.
+    A saved run goes on with any number of replicas.
 
     Args:
         dataset: The whole data set, the same on all ranks.
@@ -41,6 +40,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
         ValueError: A batch or the data set has not a sample for each replica.
     """
 
+    _state: Any
+
     def __init__(self, dataset: Sequence, batch_size: int, grid: Any = None,
                  repeat: bool = True, shuffle: bool = True, seed: int = 0
                  ) -> None:
@@ -54,54 +55,31 @@ class ReplicaIterator(chainer.dataset.Iterator):
                 f'batch_size={batch_size} of all replicas together and the '
                 f'{len(dataset)} samples of the data set must be at least '
                 f'one sample for each of the {replicas} replicas')
-        self.dataset, self.batch_size, self.repeat = (
-            dataset, batch_size, repeat)
         self._share: tuple[int, int] = index, replicas
-        # Of the epoch that was read last.
-        self._order_of = functools.lru_cache(1)(lambda epoch: epoch_order(
+        # Of the epochs of a batch.
+        self._order_of = functools.lru_cache(2)(lambda epoch: epoch_order(
             len(dataset), seed, epoch, shuffle))
-        self.reset()
-
-    def reset(self) -> None:
-        """Starts again with the first epoch."""
-        self.epoch = 0
-        self.current_position = 0
-        self.is_new_epoch = False
-        self._previous_epoch_detail = -1.0
+        # Chainer's order is the places in an epoch.
+        super().__init__(dataset, batch_size, repeat, shuffle=False)
 
     def __next__(self) -> list:
-        if self.epoch and not self.repeat:
+        self._previous_epoch_detail, first = self.epoch_detail, self.epoch
+        (index, replicas), size = self._share, self.batch_size
+        left = len(self.dataset) - self.current_position
+        if not self.repeat and left - size < replicas:
+            size = left
+        self._state, places = _statemachine.iterator_statemachine(
+            self._state, size, self.repeat, None, len(self.dataset))
+        if places is None:
             raise StopIteration
-        self._previous_epoch_detail, before = self.epoch_detail, self.epoch
-        index, replicas = self._share
-        size, whole = len(self.dataset), numpy.empty(0, int)
-        left = size - self.current_position
-        if self.repeat or left - self.batch_size >= replicas:
-            left = self.batch_size
-        while left:
-            part = self._order_of(self.epoch)[self.current_position:][:left]
-            whole = numpy.concatenate([whole, part])
-            left -= len(part)
-            ended, self.current_position = divmod(
-                self.current_position + len(part), size)
-            self.epoch += ended
-        self.is_new_epoch = self.epoch > before
-        start, stop = (len(whole) * number // replicas
-                       for number in (index, index + 1))
-        return [self.dataset[place] for place in whole[start:stop]]
+        begins = places == 0
+        epochs = first + numpy.cumsum(begins) - begins[0]
+        own = slice(*(len(places) * number // replicas
+                      for number in (index, index + 1)))
+        return [self.dataset[self._order_of(epoch)[place]] for epoch, place
+                in zip(epochs[own].tolist(), places[own], strict=True)]
 
     next = __next__
-
-    @property
-    def epoch_detail(self) -> float:
-        """Epochs so far, with the fraction of the present one."""
-        return self.epoch + self.current_position / len(self.dataset)
-
-    @property
-    def previous_epoch_detail(self) -> float | None:
-        """``epoch_detail`` before the last batch; None before the first."""
-        previous = self._previous_epoch_detail
-        return None if previous < 0 else previous
 
     def serialize(self, serializer: Any) -> None:
         """Saves or loads the position in the epochs.
@@ -109,14 +87,9 @@ class ReplicaIterator(chainer.dataset.Iterator):
         Raises:
             ValueError: It was saved with a larger data set.
         """
-        position = serializer('current_position', self.current_position)
-        if position >= len(self.dataset):
+        super().serialize(serializer)
+        if self.current_position >= len(self.dataset):
             raise ValueError(
-                f'the iterator was saved after {position} samples of an '
-                f'epoch, but the data set has {len(self.dataset)}; resume '
-                'with the same data set')
-        self.current_position = position
-        self.epoch = serializer('epoch', self.epoch)
-        self.is_new_epoch = serializer('is_new_epoch', self.is_new_epoch)
-        self._previous_epoch_detail = serializer(
-            'previous_epoch_detail', self._previous_epoch_detail)
+                f'the iterator was saved after {self.current_position} '
+                f'samples of an epoch, but the data set has '
+                f'{len(self.dataset)}; resume with the same data set')

@@ -40,11 +40,10 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                 lars_coefficient: float = 0.001) -> Any:
     """Prepares an optimizer for large batches.
 
-    It gets a hook, at its ``setup`` or at once if that was called, which sets
-    the learning rate before each update, makes the step of each weight
-    proportional to the weight's own norm (LARS), and raises on all ranks when
-    gradients overflow at a loss scale of 1.  Parameters in float16 are updated
-    in float32 (``use_fp32_update``).
+    A hook sets the learning rate before each update, makes the step of each
+    weight proportional to the weight's own norm (LARS), and raises on all
+    ranks when gradients overflow at a loss scale of 1.  Parameters in float16
+    are updated in float32 (``use_fp32_update``).
 
     The rate rises in a straight line from ``base_lr`` to ``base_lr * batch /
     base_batch`` (Goyal et al., *Accurate, Large Minibatch SGD*, 2017, sections
@@ -102,10 +101,9 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     actual = getattr(optimizer, 'actual_optimizer', optimizer)
     hyperparam: Any = getattr(actual, 'hyperparam', None)
     wrong = [f'{name}={value}' for name, value, least in (
-        ('base_lr', base_lr, 5e-324), ('base_batch', base_batch, 1),
-        ('epochs', epochs, 5e-324), ('warmup_epochs', warmup_epochs, 0),
-        ('lars_coefficient', lars_coefficient, 5e-324),
-        ('weight_decay', weight_decay, 0)) if not (
+        ('base_lr', base_lr, 5e-324), ('epochs', epochs, 5e-324),
+        ('warmup_epochs', warmup_epochs, 0), ('weight_decay', weight_decay, 0),
+        ('lars_coefficient', lars_coefficient, 5e-324)) if not (
             isinstance(value, numbers.Real) and least <= value < math.inf)]
     batch, base_batch, samples = map(at_least_one, (
         'batch', 'base_batch', 'samples'), (batch, base_batch, samples))
@@ -119,18 +117,10 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
              'new one'),
             (not wrong, f'{", ".join(wrong)} must be above 0 and finite; '
              'warmup_epochs and weight_decay may be 0'),
-            (batch >= base_batch,
-             f'batch={batch} is less than base_batch={base_batch}: this '
-             'recipe is for larger batches; pass the samples of all ranks '
-             'together as batch'),
-            (samples >= batch,
-             f'batch={batch} is more than the samples={samples} of the data '
-             'set; pass the size of the whole data set, not of the part of '
-             'one rank'),
-            (warmup_epochs < epochs,
-             f'warmup_epochs={warmup_epochs:g} must be less than epochs='
-             f'{epochs:g}, or nothing is left for the decay'),
-            (isinstance(lars, bool), f'lars is {lars!r}; it must be a bool')):
+            (base_batch <= batch <= samples,
+             f'batch={batch} must be from base_batch={base_batch} to the '
+             f'samples={samples}: pass the samples of all ranks together, and '
+             'the size of the whole data set')):
         if not is_right:
             raise ValueError(problem)
     hook = _Hook(lambda updates: learning_rate(

@@ -83,30 +83,27 @@ class RunReport(extension.Extension):
         self._ranks = ranks_in(comm)
         self._filename, self._out = filename, directory or ''
         self._warned = False
-        self._writer: Any = None
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         if sum(isinstance(entry.extension, RunReport)
                for entry in trainer._extensions.values()) > 1:
             raise ValueError('the trainer has RunReport twice, which would '
                              'write the same files; extend it with one')
-        updater = self._updater = trainer.updater
+        updater = trainer.updater
         self._ranks = ranks_in(getattr(updater, 'grid', self._ranks))
         self._out = self._out or trainer.out
         # What is being handled now is not what will end the training.
         self._handled = sys.exc_info()[1]
+        self._writer: record.RecordWriter | None = None
         with self._warns(OSError):
             self._writer = record.RecordWriter(self._out, self._ranks.rank)
-        if self._writer is not None:
-            self._parts: list[record.Part] = [     # what will be written next
-                _start(updater, self._ranks.size)]
-            self._curves = _Curves(updater, self._parts)
-            self._steps = _Steps(updater, self._parts, self._ranks.rank)
-            self._write()
+        self._parts: list[record.Part] = [         # what will be written next
+            _start(updater, self._ranks.size)]
+        self._curves = _Curves(updater, self._parts)
+        self._steps = _Steps(updater, self._parts, self._ranks.rank)
+        self._write()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        if self._writer is None:
-            return
         if not self._ranks.rank:
             self._curves.observe(trainer.observation)
         if time.monotonic() >= self._last + max(
@@ -115,17 +112,15 @@ class RunReport(extension.Extension):
 
     def finalize(self) -> None:
         """Ends the record, and prints the verdict."""
-        if self._writer is None:
-            return
         self._steps.close()
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
         self._curves.draw()
-        self._write(record.RunEnd(time.time(), self._updater.iteration, error))
-        self._writer = None
-        if self._ranks.rank == 0:
-            with self._warns():
+        self._write(record.RunEnd(
+            time.time(), self._curves.updater.iteration, error))
+        if not self._ranks.rank:
+            with self._warns(Exception):
                 self._show(error)
 
     def _show(self, error: str) -> None:
@@ -142,7 +137,7 @@ class RunReport(extension.Extension):
             print(f'page: {page}')
 
     @contextlib.contextmanager
-    def _warns(self, kind: type[Exception] = Exception) -> Iterator[None]:
+    def _warns(self, kind: type[Exception]) -> Iterator[None]:
         try:
             yield
         except kind as error:
@@ -157,8 +152,9 @@ class RunReport(extension.Extension):
     def _write(self, *more: record.Part) -> None:
         """Writes what there is, with the updates since the last call."""
         self._steps.sum_up()
-        with self._warns():
-            self._writer.write([*self._parts, *more])
+        with self._warns(OSError):
+            if self._writer:
+                self._writer.write([*self._parts, *more])
         self._parts.clear()
         self._last = time.monotonic()
 
@@ -167,7 +163,7 @@ class _Curves:
     """What the training reports, as points of one or more updates."""
 
     def __init__(self, updater: Any, parts: list[record.Part]) -> None:
-        self._updater, self._parts = updater, parts
+        self.updater, self._parts = updater, parts
         self._begun = self._last = updater.iteration
         self._values = chainer.reporter.DictSummary()
 
@@ -181,7 +177,7 @@ class _Curves:
                     self._values.add({name: value if isinstance(
                         value, chainer.backends.cuda.ndarray)
                         else float(value)})
-        iteration = self._updater.iteration
+        iteration = self.updater.iteration
         if iteration - self._last > (iteration - self._begun) // _POINTS:
             self.draw()
 
@@ -189,10 +185,10 @@ class _Curves:
         """The point of the updates since the last one, if there are some."""
         if means := self._values.compute_mean():
             self._values = chainer.reporter.DictSummary()
-            self._last = self._updater.iteration
+            self._last = self.updater.iteration
             self._parts.append(record.CurvePoint(
                 time.time(), self._last,
-                float(getattr(self._updater, 'epoch_detail', 0.0)),
+                float(getattr(self.updater, 'epoch_detail', 0.0)),
                 {name: float(value) for name, value in means.items()}))
 
 

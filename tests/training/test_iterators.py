@@ -67,29 +67,6 @@ def test_one_epoch_gives_all_replicas_equally_many_batches(
                for shares in zip(*batches, strict=True))
 
 
-@pytest.mark.parametrize('repeat', [True, False])
-@pytest.mark.parametrize(('samples', 'batch'), [(10, 4), (8, 4), (7, 7)])
-def test_epochs_are_counted_as_by_serial_iterator(samples, batch, repeat):
-    data = list(range(samples))
-    ours = ReplicaIterator(data, batch, shuffle=False, repeat=repeat)
-    theirs = chainer.iterators.SerialIterator(data, batch, shuffle=False,
-                                              repeat=repeat)
-
-    def state(iterator):
-        return (iterator.epoch, iterator.is_new_epoch, iterator.epoch_detail,
-                iterator.previous_epoch_detail, iterator.current_position)
-    assert state(ours) == state(theirs)
-    for _ in range(7):
-        expected = next(theirs, None)
-        assert next(ours, None) == expected
-        if expected is not None:
-            assert state(ours) == state(theirs)
-    ours.reset()
-    theirs.reset()
-    assert state(ours) == state(theirs)
-    assert next(ours) == next(theirs)
-
-
 def test_the_order_depends_on_seed_and_epoch_only():
     def epochs(seed):
         iterator = ReplicaIterator(range(30), 30, seed=seed)

@@ -80,23 +80,14 @@ def test_all_codecs_and_communicators_are_recorded(
         assert {'input', 'forward', 'backward', 'exchange'} <= set(
             one.phases) <= set(PHASES)
         assert 0 < one.own[0] <= one.own[1] < sum(one.phases.values())
+        if name == 'fp8':       # after the warm-up
+            assert one.sent[name] < one.float32[name] / 2
     assert {5, 10} <= {update.iteration for update in record.updates}
     for update in record.updates:
         assert {event.rank for event in update.events} == {
             *range(comm.size)}
         assert {'input', 'forward', 'backward', 'exchange', 'update'} <= {
             event.name for event in update.events}
-
-
-@on_ranks(2)
-def test_bytes_are_those_of_the_codec(comm, tmp_path):
-    one = Recorded(comm, tmp_path, name='fp8', warmup=0)
-    record = one.run()
-    elements = one.job.model.count_params()
-    for one in record.intervals:
-        sent = one.sent['fp8']
-        assert one.float32['fp8'] == 4 * elements
-        assert elements <= sent < elements + 400
 
 
 def test_what_a_rank_waits_for_is_not_its_own_work(tmp_path):
@@ -296,21 +287,16 @@ def test_the_verdict_and_the_page_are_those_of_the_end(tmp_path, capsys):
     assert '1 start: nothing died.' in (tmp_path / 'page.html').read_text()
 
 
-@pytest.mark.parametrize('fails', [False, True])
-def test_an_extension_that_fails_to_begin_leaves_nothing_patched(
-        tmp_path, fails):
-    backward = chainer.Variable.backward
-    trainer = trainer_of(tmp_path)
+def test_an_extension_that_fails_to_begin_leaves_nothing_patched(tmp_path):
+    backward, trainer = chainer.Variable.backward, trainer_of(tmp_path)
 
     def begin(trainer):
-        if fails:
-            raise OSError('of another extension')
+        raise OSError('of another extension')
     trainer.extend(chainer.training.make_extension(
         initializer=begin)(lambda trainer: None), name='other',
         priority=-1000)
     trainer.extend(RunReport(filename=None))
-    with pytest.raises(OSError, match='another') if fails else (
-            contextlib.nullcontext()):
+    with pytest.raises(OSError, match='another'):
         trainer.run()
     assert chainer.Variable.backward is backward
 

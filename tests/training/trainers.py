@@ -242,9 +242,3 @@ def names(folder):
 def weights(trainer):
     """All bits of the model, statistics of batch normalisation included."""
     return bits(trainer.updater.get_optimizer('main').target)
-
-
-def updates_of(communicator, model):
-    """How many updates of a model a communicator knows of."""
-    state = communicator.state(model)
-    return int(state['codec|done']) if state else 0

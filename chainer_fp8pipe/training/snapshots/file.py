@@ -1,8 +1,8 @@
 """The files of a snapshot, one of each rank: whole, or refused."""
 # A snapshot is a folder, ``snapshot_iter_100.ranks``, with a file of each
-# rank, ``rank0of4.npz``, a zip archive that NumPy opens as any other.  Nothing
-# is sent: on hosts that share no disk each keeps the files of its own ranks.
-# The price: to go on with other ranks, hosts must see one disk.
+# rank, ``rank0of4.npz``, as ``numpy.savez`` writes it.  Nothing is sent: on
+# hosts that share no disk each keeps the files of its own ranks.  The price:
+# to go on with other ranks, hosts must see one disk.
 #
 # A file gets its name when all of it is on the disk.  A snapshot is whole when
 # the files of all ranks are there and have the same identity.  The manifest in
@@ -16,17 +16,14 @@ import hashlib
 import json
 import os
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
-from numpy.lib import format as npy
 
 from ...report.record import written_whole
 
-_FORMAT = 10
-_MANIFEST = 'job/manifest.json'
+_FORMAT, _MANIFEST = 11, 'job/manifest'
 #: What Chainer's serializers have for None.
 NONE = numpy.asarray(None)
 
@@ -77,18 +74,17 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str
     os.makedirs(folder, exist_ok=True)
     with written_whole(os.path.join(folder, names_of(ranks)[rank]), 'wb'
                        ) as file:
-        with zipfile.ZipFile(file, 'w') as archive:
-            for key, value in state.items():
-                with archive.open(f'{key}.npy', 'w', force_zip64=True
-                                  ) as member:
-                    npy.write_array(member, value,
-                                    allow_pickle=value.dtype == object)
-            archive.writestr(_MANIFEST, json.dumps({
-                'format': _FORMAT, 'rank': rank, 'ranks': ranks,
-                'identity': identity, 'digests': {
-                    key: digest_of(value) for key, value in state.items()}}))
+        numpy.savez(file, **state, **{_MANIFEST: as_json({  # type: ignore
+            'format': _FORMAT, 'rank': rank, 'ranks': ranks,
+            'identity': identity, 'digests': {
+                key: digest_of(value) for key, value in state.items()}})})
         file.flush()
         os.fsync(file.fileno())
+
+
+def as_json(value: Any) -> numpy.ndarray:
+    """What Python has in place of arrays; bytes that no number is."""
+    return numpy.frombuffer(json.dumps(value).encode(), 'V1')
 
 
 def digest_of(value: numpy.ndarray) -> str:
@@ -110,7 +106,7 @@ def manifest_of(path: str) -> Manifest:
         OSError: It cannot be read.
     """
     with _opened(path) as archive:
-        about = json.loads(archive.read(_MANIFEST))
+        about = json.loads(archive[_MANIFEST].tobytes())
         number = about.pop('format')
     if number != _FORMAT:
         raise ValueError(f'{path} has format {number}, and this version of '
@@ -124,20 +120,18 @@ def read(manifest: Manifest, keys: Iterable[str]) -> State:
     found = {}
     with _opened(manifest.path) as archive:
         for key in keys:
-            if manifest.digests[key] == digest_of(NONE):
-                found[key] = NONE
-                continue
-            with archive.open(f'{key}.npy') as member:
-                found[key] = npy.read_array(member, allow_pickle=False)
+            is_none = manifest.digests[key] == digest_of(NONE)
+            found[key] = NONE if is_none else archive[key]
             if digest_of(found[key]) != manifest.digests[key]:
                 raise ValueError(f'{key} has another digest')
     return found
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[zipfile.ZipFile]:
+def _opened(path: str) -> Iterator[Any]:
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open(path, 'rb') as file, numpy.load(
+                file, allow_pickle=False) as archive:
             yield archive
     # A damaged archive makes zipfile raise almost anything, also OSError
     # without a number.

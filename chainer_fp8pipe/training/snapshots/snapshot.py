@@ -43,11 +43,7 @@ class Followed:
     """A trigger that fires where rank 0's does; all ranks must ask.
 
     Clocks differ between ranks, and so may what an extension reports.
-
-    Args:
-        own: This rank's trigger.
-        comm: The ranks.
-        before: Called before each question.
+    ``before`` is called before each question.
     """
 
     def __init__(self, own: Any, comm: MPI.Comm,
@@ -78,10 +74,10 @@ class Snapshot(extension.Extension):
 
     It is written every epoch unless ``extend`` gets a trigger, where rank 0's
     trigger fires, and at the end of the training.  Each rank writes a file,
-    ``snapshot_iter_N.ranks/rank0of4.npz``, beside later updates: an update
-    waits for a copy of the rank's state, whose memory is kept.  A snapshot
-    counts when all of its files are on the disk.  The next one, and the end of
-    the training, wait for the last one.  Continue with :func:`resume`.
+    ``snapshot_iter_N.ranks/rank0of4.npz``, beside later updates, of a copy of
+    its state, whose memory is kept.  A snapshot counts when all of its files
+    are on the disk.  The next one, and the end of the training, wait for the
+    last one.  Continue with :func:`resume`.
 
     ``chainer.serializers.load_npz(FILE, model, 'updater/model:main/')`` loads
     a model: the whole one of replicas, a stage of a pipeline.
@@ -92,12 +88,11 @@ class Snapshot(extension.Extension):
 
     Args:
         comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a
-            communicator of mpi4py's; None: ``MPI.COMM_WORLD``.  Residuals are
-            found in it and in the communicators of multi-node optimizers.
+            communicator of mpi4py's; None: ``MPI.COMM_WORLD``.
         retain: How many of the newest snapshots to keep; None: all.
-        directory: Of the snapshots, made when it is needed; None: the
-            trainer's ``out``.  Hosts may have one of the same name each; they
-            must share it for a run that goes on with other ranks.
+        directory: Of the snapshots; None: the trainer's ``out``.  Hosts may
+            have one of the same name each; they must share it for a run that
+            goes on with other ranks.
 
     Raises:
         TypeError: ``comm`` is no communicator.
@@ -179,11 +174,7 @@ class Snapshot(extension.Extension):
         self._copies, self._writing = {}, None
 
     def _begin(self, trainer: training.Trainer, is_last: bool = False) -> None:
-        """Begins this rank's file of its state, as it is now.
-
-        Values are copied into those of the last time, where they fit, as the
-        system takes several times as long to give new memory.
-        """
+        """Begins this rank's file of its state, as it is now."""
         ranks, last = self._ranks, self._copies
 
         def copied() -> list[str]:
@@ -192,6 +183,7 @@ class Snapshot(extension.Extension):
             for key, value in found.items():
                 if is_last and key.startswith(state.NOT_LAST):
                     continue
+                # The system takes several times as long to give new memory.
                 old = last.get(key)
                 if old is None or (old.shape, old.dtype) != (
                         value.shape, value.dtype):
@@ -203,10 +195,9 @@ class Snapshot(extension.Extension):
         self._saved = trainer.updater.iteration
         folder = os.path.join(self._directory or trainer.out,
                               f'snapshot_iter_{self._saved}.ranks')
-        writing = futures.ThreadPoolExecutor(1, 'snapshot').submit(
+        self._writing = futures.ThreadPoolExecutor(1, 'snapshot').submit(
             file.write, folder, self._copies, ranks.rank, ranks.size,
-            ranks.bcast(uuid.uuid4().hex))
-        self._writing = writing, folder, left_out
+            ranks.bcast(uuid.uuid4().hex)), folder, left_out
 
     def _complete(self, is_last: bool = False) -> None:
         """Waits for the files of all ranks, and removes older snapshots.
@@ -270,9 +261,8 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
     over a share of the data goes on at the same share of its epoch, and
     residuals, codec state and the random numbers of new ranks start afresh.
 
-    The snapshot's values of optimizers count, not the script's: a learning
-    rate that is to be another one is set after this call.  Extensions are
-    initialised with the script's, as with Chainer's snapshots.
+    The snapshot's values of optimizers count: set another learning rate after
+    this call.  Extensions are initialised with the script's.
 
     Args:
         trainer: Built as for the run that was interrupted.
@@ -401,10 +391,10 @@ def _read(ranks: MPI.Comm, folder: str, number: int, current: State,
             f'{folder} is of another layout, and this host sees {len(parts)} '
             f'of its {number} files; give it a disk that all hosts see, or '
             'the ranks, hosts, layers and communicator that it had'))
-    if len(set().union(*ranks.allgather(
-            {part.identity for part in parts}))) > 1:
+    if len({name for names in ranks.allgather(
+            {part.identity for part in parts}) for name in names}) > 1:
         raise DamagedSnapshot('DamagedSnapshot: files of several snapshots')
-    keys = ({part.rank: [*part.digests] for part in parts} if exact
+    keys = ({ranks.rank: [*parts[0].digests]} if exact
             else state.wanted(parts, ranks.rank, current, trainer))
     return raise_together(ranks, lambda: {
         key: value for part in parts for key, value
@@ -421,9 +411,8 @@ def save_whole_model(path: str, model: Any, grid: Any) -> None:
     or into any part of it, ``Net().stage(comm)``.
 
     Args:
-        path: The file, as for ``numpy.savez_compressed``.  The first
-            replica's first stage writes it; an older file is replaced when
-            the new one is whole.
+        path: The file, as for ``numpy.savez_compressed``, of the first rank;
+            an older file is replaced when the new one is whole.
         model: This rank's stage, ``Net().stage(grid)``.
         grid: The ranks, as :class:`PipelineUpdater` takes them.
 

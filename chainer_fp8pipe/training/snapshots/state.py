@@ -22,10 +22,10 @@ import chainer
 import numpy
 from chainer import training
 from chainer.training import trainer as trainer_module
-from chainer.training.triggers import EarlyStoppingTrigger, TimeTrigger
+from chainer.training.triggers import EarlyStoppingTrigger
 
 from ...intercept.training_objects import LIBRARIES
-from .file import NONE, Manifest, State
+from .file import NONE, Manifest, State, as_json
 
 MODEL, LAYOUT = 'updater/model:', 'job/layout'
 _ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
@@ -37,17 +37,13 @@ _STOP = 'stop_trigger'
 NOT_LAST = f'{_STOP}/', 'job/trainer'
 #: Attributes of optimizers that Chainer saves, or another object has.
 _ELSEWHERE = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
-#: What Python has in place of arrays is JSON in an array of this.
-_JSON = numpy.dtype('V1')
 _CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict}
+#: Packages whose objects, and what derives from them, are values.
+_VALUES = 'builtins', 'collections', 'cupy', 'numpy', 'random'
 _GENERATORS = random.Random, numpy.random.RandomState, numpy.random.Generator
 
 
 # --- Python's values as JSON and arrays --------------------------------------
-
-def _json(value: Any) -> numpy.ndarray:
-    return numpy.frombuffer(json.dumps(value).encode(), _JSON)
-
 
 def _array_of(value: Any) -> numpy.ndarray:
     """What NumPy's files can hold; TypeError: it is something else."""
@@ -142,10 +138,11 @@ def _attributes(owner: Any) -> dict[str, Any]:
         return {name: value for name, value in found.items()
                 if isinstance(value, _GENERATORS)}
     if isinstance(owner, training.Trainer):
+        # As numbers, of what its stop trigger may look at.
+        found = {name: getattr(value, 'array', value)
+                 for name, value in owner.observation.items()}
         return {'observation': {
-            name: value for name, value in (
-                (name, getattr(value, 'array', value))
-                for name, value in owner.observation.items())
+            name: value for name, value in found.items()
             if isinstance(value, (int, float, numpy.generic,
                                   *chainer.get_array_types()))}}
     if isinstance(owner, chainer.dataset.Iterator):
@@ -160,9 +157,8 @@ def _attributes(owner: Any) -> dict[str, Any]:
 
 def _fingerprint(value: Any) -> int:
     """A number that changes when a value does; objects are only told apart."""
-    if isinstance(value, (bool, int, float, str, list, dict, tuple, set,
-                          type(None), numpy.generic, *_GENERATORS,
-                          *chainer.get_array_types())):
+    if any(kind.__module__.partition('.')[0] in _VALUES
+           for kind in type(value).__mro__[:-1]):
         with contextlib.suppress(Exception):    # of an object in it
             return hash(pickle.dumps(value))
     return id(value)
@@ -204,7 +200,7 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
                         f'{name} of {key[4:].replace("/", " ", 1)}, a '
                         f'{type(value).__name__}')
         if kept or key.startswith(_KEPT):
-            state |= {key: _json([type(owner).__name__, kept]), **arrays}
+            state |= {key: as_json([type(owner).__name__, kept]), **arrays}
     return state, left_out
 
 
@@ -272,10 +268,10 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
         if hasattr(getattr(iterator, 'dataset', None), '__len__'):
             state[f'{_LENGTH}{name}'] = numpy.asarray(len(iterator.dataset))
     # Ranks with the same one go on exactly.
-    state[LAYOUT] = _json([*sorted(filter(is_models, state)), *(
+    state[LAYOUT] = as_json([*sorted(filter(is_models, state)), *(
         getattr(one, 'name', type(one).__name__)
         for _, one, _ in communicators)])
-    state[_RANDOM] = _json(_pack(
+    state[_RANDOM] = as_json(_pack(
         [numpy.random.get_state(), random.getstate()], _RANDOM, kept))
     return state | kept, left_out
 
@@ -287,11 +283,6 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
     # state of it; necessary keys were checked before.
     _serialize(trainer, chainer.serializers.NpzDeserializer(
         state, strict=False))
-    now = trainer._snapshot_elapsed_time
-    for _, trigger in _triggers(trainer):
-        # One that had other intervals would fire for all that have gone by.
-        if isinstance(trigger, TimeTrigger) and trigger._next_time <= now:
-            trigger._next_time = now + trigger._period
     for prefix, communicator, model in _communicators(trainer, comm):
         if own := {key[len(prefix):]: value for key, value in state.items()
                    if key.startswith(prefix)}:
@@ -395,7 +386,8 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
                  ) -> str:
     """Why a state cannot be restored; '' if it can."""
     parameters = _parameters(trainer)
-    for key in sorted(current, key=lambda key: not is_models(key)):
+    # The model first.
+    for key in sorted(current, key=lambda key: (not is_models(key), key)):
         now, was = current[key], saved.get(key)
         if was is None:
             # When to save is no state of the training.

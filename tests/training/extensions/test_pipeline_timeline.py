@@ -1,6 +1,5 @@
 import json
 
-from chainer_fp8pipe.report.stream import events_of
 from chainer_fp8pipe.training.extensions import PipelineTimeline
 
 import chainer
@@ -46,20 +45,3 @@ def test_one_update_of_all_ranks_is_drawn_and_traced(
 def test_an_update_before_the_first_is_an_error():
     with pytest.raises(ValueError, match='at least 1'):
         PipelineTimeline(None, 0)
-
-
-@on_ranks(4)
-def test_what_replicas_exchange_is_seen_beside_what_they_compute(
-        comm, tmp_path):
-    job = Job(comm, 'Plain', 2, communicator='fp8', codec={
-        'warmup': 1, 'bucket_bytes': 100, 'frame_bytes': 64}).updated(4)
-    stream = job.updater.events
-    sent = stream.bytes_sent
-    kept = stream.keep()
-    job.update()
-    sent = stream.bytes_sent - sent
-    own = events_of(kept, comm.rank, 0.0)
-    # What goes to other stages is no part of it.
-    assert sum(event.bytes for event in own if event.name != 'send') == sent
-    assert {'encode', 'exchange', 'decode'} & {one.name for one in own}
-    job.communicator.finalize()
