@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -234,18 +234,20 @@ class ChainAdapter(Adapter):
             found[LOSS] = self.mean_of(losses)
         return found
 
-    def report(self, means: dict[str, Any], variables: Mapping[str, str]
+    def report(self, found: Reports, variables: bool = False
                ) -> dict[str, Any]:
         """Reports means for the links that have reported parts of them.
 
         Returns them with their names in the model; the loss is ``'loss'``.
         """
-        named = {'loss': means.pop(LOSS)} if LOSS in means else {}
-        for name, value in means.items():
-            path, found, key = name.partition(OBSERVER)
+        named = {'loss': found.pop(LOSS).mean()} if LOSS in found else {}
+        for name, report in found.items():
+            path, observed, key = name.partition(OBSERVER)
+            value = report.mean()
             shown = chainer.Variable(self._model.xp.asarray(
-                value, variables[name])) if name in variables else value
-            if not found:
+                value, report.variable)) if (
+                    variables and report.variable) else value
+            if not observed:
                 chainer.report({name: shown})
                 named[name] = value
                 continue

@@ -154,17 +154,15 @@ class Divisible(chainer.ChainList):
     def insert(self, index: int, layer: Any) -> None:
         """Adds a layer at the end; ``append`` and ``extend`` call it."""
         if self.layout or index != len(self):
-            raise ValueError(
-                f'layers of {self!r} keep their numbers; add layers at the '
-                'end of the whole model, or make a new one of these')
+            del self[index]     # raises
         super().insert(index, self._held(layer, index))
 
     def __setitem__(self, index: Any, layer: Any) -> None:
         super().__setitem__(operator.index(index), self._held(layer, index))
 
     def __delitem__(self, index: Any) -> NoReturn:
-        raise ValueError(f'layers of {self!r} keep their numbers; make a new '
-                         'model of the others')
+        raise ValueError(f'layers of {self!r} keep their numbers; add some at '
+                         'the end of the whole, or make a new model of others')
 
     def _held(self, layer: Any, index: int) -> Link:
         """The link that holds a layer at its place."""
@@ -248,12 +246,12 @@ class Divisible(chainer.ChainList):
         return super().add_hook(hook, name)
 
     def __repr__(self) -> str:
-        runs = [f'layer {start}' if end == start + 1
-                else f'layers {start} to {end - 1}'
-                for start, end in self.bounds]
-        return f'<{type(self).__name__}: ' + (
-            f'{" and ".join(runs)} of {len(self)}>' if self.layout
-            else f'{len(self)} layer{"s" * (len(self) != 1)}>')
+        runs = ' and '.join([
+            f'{start} to {end - 1}' if end > start + 1 else f'{start}'
+            for start, end in self.bounds])
+        return (f'<{type(self).__name__}: layers {runs} of {len(self)}>'
+                if self.layout else
+                f'<{type(self).__name__}: {len(self)} layers>')
 
     def stage(self, comm: Any, balance: str | Sequence[int] = 'parameters',
               chunks: int = 1) -> Any:

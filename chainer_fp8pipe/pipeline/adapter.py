@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import chainer
@@ -201,9 +201,10 @@ class LayersAdapter(Adapter):
         return {**self._loss.found, 'loss': self.mean_of(losses)
                 } if self._end else {}
 
-    def report(self, means: dict[str, Any], variables: Mapping[str, str]
+    def report(self, found: Reports, variables: bool = False
                ) -> dict[str, Any]:
         """Reports means of the loss and its reports for the model."""
+        means = {name: one.mean() for name, one in found.items()}
         chainer.report(dict(means), self._model)
         return means
 

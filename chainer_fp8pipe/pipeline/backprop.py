@@ -222,12 +222,10 @@ def _step(function: Any, indexes: tuple[int, ...], gradients: tuple,
 
     Calls hooks, and finds NaN in debug mode.
     """
-    hooks = []
+    hooks: list[Any] = []
     if is_watched(function):
-        hooks = [*chainer.get_function_hooks().values()]
-        if function._n_local_function_hooks:
-            hooks += function.local_function_hooks.values()
-    if hooks:
+        hooks += [*chainer.get_function_hooks().values(),
+                  *function.local_function_hooks.values()]
         data = tuple([node.data for node in function.inputs])
         arrays = tuple([None if gradient is None else gradient.array
                         for gradient in gradients])

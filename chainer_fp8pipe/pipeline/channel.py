@@ -17,7 +17,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
@@ -131,8 +131,8 @@ class Channels:
             found, requests = self._coming[end]
             self._wait(lambda: _are_done(requests))
         self._coming[end] = None
-        return tuple([spec and _read(wire, spec, self._xp_of(tag))
-                      for spec, wire in found])
+        xp = numpy if tag == BATCH else self._xp
+        return tuple([spec and _read(wire, spec, xp) for spec, wire in found])
 
     @contextlib.contextmanager
     def moving(self, device: Any) -> Iterator[None]:
@@ -180,9 +180,6 @@ class Channels:
         """MPI's tag of descriptions; the next is that of their arrays."""
         return 2 * (self._tag + tag)
 
-    def _xp_of(self, tag: int) -> Any:
-        return numpy if tag == BATCH else self._xp
-
     def _wait(self, done: Callable[[], bool]) -> None:
         comm, status = self._comm, MPI.Status()
         failure = self._header(_FAILURE)
@@ -205,8 +202,8 @@ class Channels:
             if self._coming.setdefault(end) is None and (
                     self._comm.Iprobe(rank, header)):
                 found = [(spec, empty_wire(
-                    self._xp_of(tag), math.prod(spec.shape), spec.dtype)
-                    if spec and 0 not in spec.shape else None)
+                    self._xp, math.prod(spec[1]), spec[0])
+                    if spec and 0 not in spec[1] else None)
                     for spec in self._comm.recv(None, rank, header)]
                 self._coming[end] = found, deque([(HeldRequest(
                     self._comm.Irecv([wire.view(numpy.uint8), MPI.BYTE], rank,
@@ -224,17 +221,11 @@ def _are_done(requests: deque[tuple[HeldRequest, int]]) -> bool:
 
 # --- arrays ------------------------------------------------------------------
 
-class _Spec(NamedTuple):
-    """How an array is sent, with its axes as they lie in memory.
-
-    Sums over an array are rounded in that order.
-    """
-
-    dtype: Any
-    shape: tuple[int, ...]
-    axes: tuple[int, ...] | None    # in this order; None: as in C
-    #: With what is repeated, as by ``broadcast_to``; None: nothing is.
-    whole: tuple[int, ...] | None = None
+#: How an array is sent: its dtype, its shape with the axes as they lie in
+#: memory, in which order these are (None: as in C), and the shape with what is
+#: repeated, as by ``broadcast_to`` (None: nothing is).  Sums over an array are
+#: rounded in the order of memory.
+_Spec = tuple[Any, tuple[int, ...], Any, Any]
 
 
 def describe(arrays: Sequence[Any]) -> list[_Spec | None]:
@@ -242,22 +233,24 @@ def describe(arrays: Sequence[Any]) -> list[_Spec | None]:
 
     Raises TypeError if one is no array of plain numbers, text or bytes.
     """
-    return [None if array is None else _spec(array) for array in arrays]
-
-
-def _spec(array: Any) -> _Spec:
-    dtype = getattr(array, 'dtype', None)
-    if dtype is None or dtype.hasobject:
-        raise TypeError(
-            f'a {type(array).__name__} of dtype {dtype} cannot be sent to '
-            'another rank; convert it to an array of plain numbers')
-    if array.flags.c_contiguous:
-        return _Spec(dtype, array.shape, None)
-    axes = sorted(range(array.ndim),
-                  key=lambda axis: -abs(array.strides[axis]))
-    once = _once(array)
-    return _Spec(dtype, once.transpose(axes).shape, tuple(axes),
-                 None if once.shape == array.shape else array.shape)
+    found: list[_Spec | None] = []
+    for array in arrays:
+        dtype = getattr(array, 'dtype', None)
+        if array is None:
+            found.append(None)
+        elif dtype is None or dtype.hasobject:
+            raise TypeError(
+                f'a {type(array).__name__} of dtype {dtype} cannot be sent to '
+                'another rank; convert it to an array of plain numbers')
+        elif array.flags.c_contiguous:
+            found.append((dtype, array.shape, None, None))
+        else:
+            once, strides = _once(array), [-abs(one) for one in array.strides]
+            axes = sorted(range(array.ndim), key=strides.__getitem__)
+            found.append((
+                dtype, once.transpose(axes).shape, axes,
+                None if once.shape == array.shape else array.shape))
+    return found
 
 
 def _once(array: Any) -> Any:
@@ -268,22 +261,24 @@ def _once(array: Any) -> Any:
 
 def _wire(array: Any, spec: _Spec) -> numpy.ndarray:
     """The bytes of an array, uint8; its own memory where MPI can take it."""
-    if spec.axes:
-        array = _once(array).transpose(spec.axes)
+    dtype, _, axes, _ = spec
+    if axes:
+        array = _once(array).transpose(axes)
     if isinstance(array, numpy.ndarray):
         return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
     wire = empty_wire(array_module(array), array.nbytes, numpy.uint8)
-    download(array.reshape(-1), wire.view(spec.dtype))
+    download(array.reshape(-1), wire.view(dtype))
     return wire
 
 
 def _read(wire: Any, spec: _Spec, xp: Any) -> Any:
     """The array of its bytes, in the order of memory that it had."""
-    array = (xp.empty(spec.shape, spec.dtype) if wire is None
-             else upload_now(xp, wire).reshape(spec.shape))
-    if spec.axes is not None:
-        array = array.transpose(sorted(spec.axes, key=spec.axes.__getitem__))
-    return array if spec.whole is None else xp.lib.stride_tricks.as_strided(
-        array, spec.whole, [
-            stride if length == whole else 0 for length, whole, stride in zip(
-                array.shape, spec.whole, array.strides, strict=True)])
+    dtype, shape, axes, whole = spec
+    array = (xp.empty(shape, dtype) if wire is None
+             else upload_now(xp, wire).reshape(shape))
+    if axes is not None:
+        array = array.transpose(sorted(range(len(axes)), key=axes.__getitem__))
+    return array if whole is None else xp.lib.stride_tricks.as_strided(
+        array, whole, [stride if length == repeated else 0
+                       for length, repeated, stride in zip(
+                           array.shape, whole, array.strides, strict=True)])

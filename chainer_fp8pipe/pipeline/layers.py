@@ -12,10 +12,6 @@
 # makes a graph that keeps no arrays: each function in it is a `_Later`, which
 # knows how to make the call once more.  So layers run once, whatever they
 # draw, count or keep, and their functions twice.
-#
-# Behind the last layer stands the loss, of which the arguments of Chainer's
-# functions say how much each micro-batch counts; a function that leaves out
-# labels without such an argument is found as it is called.
 from __future__ import annotations
 
 import contextlib
@@ -394,13 +390,11 @@ class LayersLoss:
         with _Reporter().scope(found):
             loss = self._function(*outputs, target)
         calls.counts_all = False
-        if not isinstance(loss, chainer.Variable):
-            raise TypeError(f'loss_func returned a {type(loss).__name__}; '
-                            'it must return a variable')
-        if loss.size != 1:
+        if not isinstance(loss, chainer.Variable) or loss.size != 1:
             raise ValueError(
-                f'it returned shape {loss.shape}; it must return a scalar, '
-                'the mean over a micro-batch')
+                f'it returned {type(loss).__name__} of shape '
+                f'{getattr(loss, "shape", "unknown")}; it must return a '
+                'scalar variable, the mean over a micro-batch')
         for name, value in found.items():
             add(self.found, name, report_of(value, len(target)))
         return (loss,)

@@ -3,15 +3,13 @@
 # shorter or labels are ignored.  So each micro-batch is weighted by its number
 # of samples, or of labels that are not ignored.
 #
-# Chainer takes anything for a report.  Numbers and arrays have a mean, and so
-# have pairs of a number and its weight, which `DictSummary` knows; of anything
-# else (None, a text, arrays of several shapes) the last one counts, as it
-# would if the batch had not been divided.
+# Chainer takes anything for a report.  Numbers, arrays, and pairs of a number
+# and its weight (see `DictSummary`) have a mean; of anything else the last one
+# counts, as it would if the batch had not been divided.
 #
-# Each micro-batch is normalised with its own mean and variance.  The running
-# averages of a batch normalisation move once per batch, with the mean and the
+# Running averages of batch normalisations move once per batch, by mean and
 # variance of the whole batch, which follow from those of its parts (Chan,
-# Golub, LeVeque: parallel variance).
+# Golub, LeVeque: "Algorithms for computing the sample variance", 1983).
 from __future__ import annotations
 
 import collections
@@ -107,19 +105,13 @@ def add(reports: Reports, name: str, new: Report) -> None:
     reports[name] = reports[name].plus(new) if name in reports else new
 
 
-def means(everyone: Iterable[Reports]) -> dict[str, Any]:
-    """Means over ranks, in their order."""
+def of_all(everyone: Iterable[Reports]) -> Reports:
+    """The reports of all ranks, added up in their order."""
     found: Reports = {}
     for reports in everyone:
         for name, report in reports.items():
             add(found, name, report)
-    return {name: report.mean() for name, report in found.items()}
-
-
-def variables(everyone: Iterable[Reports]) -> dict[str, str]:
-    """The dtypes of what models have reported as variables."""
-    return {name: report.variable for reports in everyone
-            for name, report in reports.items() if report.variable}
+    return found
 
 
 def report_of(value: Any, weight: float) -> Report:

@@ -1,9 +1,8 @@
 """What the ranks of a step tell each other: failures, numbers, gradients."""
-# In each of its three meetings every rank of a step says something small and
-# hears what the others say.  Between them no rank waits for another one but
-# through channels, groups of batch normalisation, or ``add``, which is a
-# meeting itself.  So a rank that fails anywhere says so in place of whatever
-# the others say next, and all raise.
+# In each meeting every rank of a step says something small and hears what the
+# others say.  Between them no rank waits for another one but through channels
+# or groups of batch normalisation.  So a rank that fails anywhere says so in
+# place of whatever the others say next, and all raise.
 #
 # Two decisions of Chainer's optimizers look at all parameters: the norm of the
 # gradient for clipping, and whether an update is skipped because a gradient is
@@ -104,10 +103,6 @@ class Meetings:
         except RemoteError as together:
             if not is_own:
                 raise together from error
-
-    def add(self, number: float) -> float:
-        """Sums a number over all ranks, which is a :meth:`meet`."""
-        return float(numpy.sum(self.meet(self.comm, number)))
 
     def _exchange(self, comm: MPI.Comm, what: tuple) -> list[Any]:
         meeting = self._meetings.setdefault(id(comm), Meeting(comm))

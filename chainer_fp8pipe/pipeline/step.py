@@ -39,7 +39,7 @@ from .adapter import Adapter, Batch, adapter_of, samples_of
 from .backprop import Arrays
 from .channel import BATCH, Channels, describe
 from .layers import blame
-from .means import means, variables
+from .means import of_all
 from .meetings import (
     Meetings,
     NotTraced,
@@ -220,15 +220,14 @@ class Pipeline:
         if step == 'predict' and self._is_last:
             with blame(lambda: 'the output', 0):
                 joined = adapter.joined(outputs, batch.sizes)
-                describe(joined)            # or it could not be sent
         everyone = self._meetings.meet(
             comm, None if step == 'predict' else adapter.reported(outputs))
         self._channels.flush()
         adapter.end()
         result: Any = (
             self._update(everyone) if train
-            else adapter.report(means(everyone), {}) if step == 'evaluate'
-            else self._hand_out(joined))
+            else adapter.report(of_all(everyone)) if step == 'evaluate'
+            else adapter.formed(self._handed_out(joined)))
         self._meetings.meet(comm)
         return result
 
@@ -247,26 +246,25 @@ class Pipeline:
                     optimizer.communicator.multi_node_mean_grad(
                         self._model, optimizer.zero_fill)
                 optimizer = optimizer.actual_optimizer
-        named = self._adapter.report(
-            means(everyone),
-            variables(everyone) if self.reports_variables else {})
+        named = self._adapter.report(of_all(everyone), self.reports_variables)
         # After an exchange the replicas have the same numbers: the first
         # one's count.
-        decide_together(optimizer, lambda number: self._meetings.add(
-            0.0 if self.grid.replica_index else number))
+        decide_together(optimizer, lambda number: float(numpy.sum(
+            self._meetings.meet(self.grid.comm, 0.0 if self.grid.replica_index
+                                else number))))
         with self.events.section('update'):
             optimizer.update()
         return named
 
-    def _hand_out(self, outputs: Arrays) -> Any:
-        """The last stage's outputs, to all."""
+    def _handed_out(self, outputs: Arrays) -> Arrays:
+        """The last stage's outputs, on all."""
         last = self.grid.stages - 1
         if not self._is_last:
-            outputs = self._channels.receive(last)
-        for rank in range(last * self._is_last):
+            return self._channels.receive(last)
+        for rank in range(last):
             self._channels.send(outputs, rank)
         self._channels.flush()
-        return self._adapter.formed(outputs)
+        return outputs
 
     @contextlib.contextmanager
     def _failing_together(self, step: str) -> Iterator[None]:

@@ -232,7 +232,7 @@ def test_nothing_is_drawn_before_it_is_used():
     model = Net()
     part = model.share(1, 3, MIDDLE)
     assert repr(part) == '<Net: layers 1 to 3 of 5>'
-    assert repr(model.share(0, 3, MIDDLE)) == '<Net: layer 0 of 5>'
+    assert repr(model.share(0, 3, MIDDLE)) == '<Net: layers 0 of 5>'
     assert [', on stage' in line for line in str(part).splitlines()] == [
         False, True, False, False, False, True, False]
     model.cleargrads()
@@ -302,7 +302,7 @@ def test_copies_share_arrays_in_mode_share_only():
     (lambda: Net().share(0, 2).add_hook(chainer.link_hooks.TimerHook()),
      ValueError, 'add them to layers'),
     (lambda: Net().insert(1, F.relu), ValueError, 'keep their numbers'),
-    (lambda: Net().pop(), ValueError, 'make a new model of the others'),
+    (lambda: Net().pop(), ValueError, 'make a new model of others'),
     (lambda: Net().copy('init'), ValueError, 'make the model anew'),
     *[(lambda register=register: register(Net()), TypeError,
        'Net holds layers only.*append') for register in (

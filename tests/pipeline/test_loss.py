@@ -73,8 +73,8 @@ WEIGHT = r'pass loss_weight=lambda t: \(t != 1\)\.sum\(\)'
     (lambda y, t: F.softmax_cross_entropy(
         y, t, ignore_label=1, class_weight=np.ones(3, 'f')), WEIGHT),
     (lambda y, t: F.softmax_cross_entropy(y, t, reduce='no'),
-     r'returned shape \(2,\); it must return a scalar'),
-    (lambda y, t: None, 'returned a NoneType; it must return a variable'),
+     r'returned Variable of shape \(2,\); it must return a scalar'),
+    (lambda y, t: None, 'returned NoneType of .* return a scalar variable'),
     (lambda y, t: 1 / 0, 'the loss, micro-batch 0: ZeroDivisionError'),
     # A label that does not occur, and a mean over all samples.
     (lambda y, t: F.softmax_cross_entropy(y, t, ignore_label=7), None),

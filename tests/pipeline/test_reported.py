@@ -1,7 +1,6 @@
 """Whatever a model reports is what it reports on the whole batch."""
 from chainer_fp8pipe import Divisible, PipelineUpdater, partition
-from chainer_fp8pipe.pipeline.means import add, report_of
-from chainer_fp8pipe.pipeline.means import means as means_of
+from chainer_fp8pipe.pipeline.means import add, of_all, report_of
 from chainer_fp8pipe.pipeline.step import Pipeline
 
 import chainer
@@ -121,7 +120,7 @@ def means(*ranks):
         everyone.append({})
         for name, value, weight in reports:
             add(everyone[-1], name, report_of(value, weight))
-    return means_of(everyone)
+    return {name: one.mean() for name, one in of_all(everyone).items()}
 
 
 def test_means_are_weighted_by_rank_and_micro_batch():
