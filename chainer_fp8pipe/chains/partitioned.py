@@ -165,8 +165,10 @@ class Partition:
             not is_placeholder(array) and array.shape == one.shape
             and bool((array == one).all()) for one in given)
             for array in arrays))
-        unclear = [key for key, arrays in kept.items() if key not in found and (
-            key in self.state.read or not all(map(is_placeholder, arrays)))]
+        unclear = [
+            key for key, arrays in kept.items() if key not in found and (
+                key in self.state.read
+                or not all(map(is_placeholder, arrays)))]
         if self.plan.micro_batches > 1 and unclear:
             path, name = unclear[0]
             raise ValueError(

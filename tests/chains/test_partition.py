@@ -310,6 +310,13 @@ def test_samples_go_on_from_what_was_kept_of_their_places(comm):
         updater_of(comm, Keeping(lambda net, x, h: _ema(net, x, h.reshape(
             3, 4))), [(numpy.ones((6, 4), 'f'),)])
 
+    def own(net, x, h):
+        net.y = h.reshape(3, 4)     # which nobody reads
+        return x
+    updater = updater_of(comm, Keeping(own), batches)
+    for _ in batches:
+        updater.update()
+
 
 class Counts(chainer.Chain):
     """How often each label came, as many as a micro-batch has samples."""
