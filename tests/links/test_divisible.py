@@ -190,7 +190,7 @@ def models(draw):
     return make
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(models(), st.data())
 def test_parts_of_any_model_are_the_whole_bit_for_bit(make, data):
     """Names, initial values and what they compute."""

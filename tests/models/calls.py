@@ -54,7 +54,6 @@ class Around(chainer.Chain):
             for linear, shape in zip(self.before, self.call.shapes,
                                      strict=True)]
         found = flat(self.call.run(self, *arguments))
-        self.t = None           # it keeps nothing for the next batch
         # So that there is a gradient whatever the function does with it.
         found.append(arguments[0])
         h = F.concat([F.reshape(F.cast(one, 'f'), (1, -1))

@@ -79,7 +79,7 @@ def main():
     train_iter = chainer.iterators.SerialIterator(texts, 8, shuffle=False)
     updater = training.updaters.StandardUpdater(
         train_iter, optimizer, converter=convert, device=device)
-    trainer = training.Trainer(updater, (4, 'epoch'), out=args.out)
+    trainer = training.Trainer(updater, (2, 'epoch'), out=args.out)
     trainer.extend(Sampler(model))
     trainer.extend(extensions.LogReport())
     trainer.extend(extensions.PrintReport(
