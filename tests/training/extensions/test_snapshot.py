@@ -409,8 +409,6 @@ REFUSED = {
     'another extension': ('snapshot_iter_7.ranks', {'extension': True},
                           'LogReport/.* is not in the snapshot'),
     'no file': ('nothing', {}, 'there is no snapshot in .*nothing'),
-    'no folder': ('empty', {}, 'there is no snapshot in'),
-    'another kind of file': ('other.npz', {}, 'there is no snapshot in'),
     'another version': ('snapshot_iter_1.ranks', {}, 'has format 1, and '
                         'this version of chainer_fp8pipe reads format 11'),
 }
@@ -420,9 +418,7 @@ REFUSED = {
 def test_what_does_not_fit_is_refused_on_all_ranks(comm, tmp_path):
     """And the trainer is as it was."""
     train(comm, tmp_path)
-    (tmp_path / 'empty').mkdir(exist_ok=True)
     if comm.rank == 0:
-        numpy.savez(tmp_path / 'other.npz', x=1)
         os.mkdir(tmp_path / 'snapshot_iter_1.ranks')
         for rank in range(2):
             numpy.savez(tmp_path / f'snapshot_iter_1.ranks/rank{rank}of2.npz',
