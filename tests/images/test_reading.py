@@ -1,8 +1,5 @@
 """Samples and their cache, in one process and in several."""
 import os
-import pickle
-import subprocess
-import threading
 
 from chainer_fp8pipe.images import ImageError, ImageFolder
 from chainer_fp8pipe.images.cache import Cache
@@ -12,11 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ranks import start_script
-
-from .folders import crop, make_folder, spoil
-
-every_cache = pytest.mark.parametrize('cache', [None, 10 ** 6])
+from .folders import crop, make_folder
 
 
 def reader(root, cache=None, seed=5, transform=None):
@@ -92,17 +85,6 @@ def test_a_result_that_is_not_as_the_transform_says_is_an_error(
         read(reader(root, transform=OwnCrop(change)), 3)
 
 
-@every_cache
-def test_an_error_names_the_file_and_can_be_sent(root, cache):
-    source = reader(root, cache)
-    spoil(source.path(3))
-    for _ in range(2):
-        with pytest.raises(ImageError) as caught:
-            read(source, 3)
-        error = pickle.loads(pickle.dumps(caught.value))
-        assert str(error).startswith(f'rank 0: {source.path(3)}: ValueError')
-
-
 # --- the cache
 
 @settings(max_examples=100)
@@ -118,28 +100,6 @@ def test_nothing_is_evicted_and_the_budget_is_kept(budget, sizes):
             kept[index] = data
     assert [cache.get(index) for index in range(len(sizes))] == [
         kept.get(index) for index in range(len(sizes))]
-
-
-def test_one_process_waits_for_another_and_goes_on_when_that_is_killed():
-    cache = Cache.create(400, 1000)
-    with start_script(
-            0, '-c', 'import sys\n'
-            'from chainer_fp8pipe.images.cache import Cache\n'
-            'cache = Cache.open(tuple(map(int, sys.argv[1:])), 400)\n'
-            'cache.put(1, b"b")\n'
-            'with cache._locked():\n'
-            '    print(flush=True)\n'
-            '    sys.stdin.readline()', *cache.place,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == '\n'
-        thread = threading.Thread(target=cache.put, args=(0, b'a'),
-                                  daemon=True)
-        thread.start()
-        thread.join(0.2)
-        assert thread.is_alive()
-        holder.kill()
-        thread.join(300)
-    assert [cache.get(index) for index in range(3)] == [b'a', b'b', None]
 
 
 def test_only_the_same_memory_is_opened():

@@ -63,13 +63,6 @@ def test_the_costliest_part_is_named(tmp_path, phases, said):
     assert lines_of(tmp_path, phases=phases)['costs most'].startswith(said)
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'intervals': 0}, {'ends': (None,)}, {'stages': (0, 1, 0, 1)}])
-def test_every_verdict_is_text(tmp_path, options):
-    record = read_record(MadeUpRun(**options).write(tmp_path))
-    assert text(record).splitlines()[0] == tmp_path.name
-
-
 def test_bytes_of_warm_up_say_so(tmp_path):
     for warmup, said in ('0', False), ('1', False), ('2', True):
         assert ('of warm-up' in lines_of(tmp_path / warmup, warmup=warmup)[
