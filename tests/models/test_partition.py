@@ -53,7 +53,7 @@ def test_a_model_trains_as_in_one_process(comm, name):
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('name', each(sorted(CALLS), (
-    'cholesky', 'dropout', 'Highway')))
+    'cholesky', 'dropout', 'Linear')))
 @on_ranks(2, timeout=600)
 def test_a_function_can_be_cut_at_every_place(comm, name):
     with (pytest.raises(PlaceholderError, match='as_strided needs the value')
