@@ -64,7 +64,7 @@ quietly = $(1) > $(LOG) 2>&1 || { cat $(LOG) >&2; \
     exit 1; }
 
 # $(call install,EXTRAS): Chainer and this package, editable, on the chosen
-# MPI.  Chainer's wheel is built beside the rest.  A third of a C compiler's
+# MPI.  Chainer's wheel is built beside the rest.  A quarter of a C compiler's
 # time goes into what only debuggers read.  Ranks that start together would
 # each compile what they import.
 CHAINER := $(VENV)/chainer
@@ -80,8 +80,7 @@ define install
     CFLAGS="-g0 $$CFLAGS" \
         $(BIN)/python -m pip install --editable '.[$(call extras,$(1))]' && \
     wait $$! && $(BIN)/python -m pip install $(CHAINER)/*.whl && \
-    $(BIN)/python -c 'import mpi4py; mpi4py.rc.initialize = False; \
-        import chainermn'; })
+    $(BIN)/python -c 'import chainer'; })
 @$(if $(filter own,$(MPI)),$(check_own_mpi))
 endef
 
