@@ -1,8 +1,10 @@
 """Runs a model's forward once, on placeholders, and writes down its calls."""
 # Every rank runs the user's own forward, for every micro-batch, and each of
 # its calls comes here: it is written down and not made, and forward goes on
-# with placeholders for the outputs.  What shape they have, and what planning
-# asks of a call, says `KnownCalls`.
+# with placeholders for the outputs.  Most calls have been written down before:
+# a call's form says all of it but the values of arrays, and all else follows
+# from the form, what the call reads, and the links around it.  A new form is
+# measured.
 #
 # So Python runs once for a micro-batch on each rank, and all ranks have drawn,
 # counted and appended the same: nothing is put back, and control flow may be
@@ -11,9 +13,8 @@
 # A link whose own code looks at data cannot be cut.  The error of the
 # placeholder says so in the middle of the run; then forward is run again with
 # the innermost link around the look as one call, and links get the attributes
-# that they had.  A look in the model's own forward is the user's to mark, and
-# so is one that comes in a later batch only, as attributes are copied for the
-# first one.
+# that they had, of which only the first program has copies.  A look in the
+# model's own forward, or first in a later batch, is the user's to mark.
 from __future__ import annotations
 
 import contextlib
@@ -129,7 +130,7 @@ class Recorder:
         while True:
             args, kwargs = nested.rebuilt(tree, [x.copy() for x in leaves])
             one = _Recording(self, Program(names, place), statistics)
-            # What looks at data has done so in the first batch, hardly later.
+            # What looks at data has done so in the example, hardly later.
             before = None if one.known else copied(names.links)
             try:
                 with names.reporter.scope(one.program.reports), \

@@ -22,7 +22,7 @@ def atomic(function: Any) -> Any:
 
     One rank does all of a marked call.  Code in it may use values:
     ``float(x.array)``, a boolean index, writing in place, ``chainer.grad``.
-    Links that look at data are found without a mark.
+    Links that look at data in the example are found without a mark.
 
     Args:
         function: Takes and returns variables, arrays, or lists, tuples and
