@@ -159,12 +159,13 @@ class Partition:
             else:
                 return frozenset(key for key, arrays in kept.items() if shapes(
                     arrays) != shapes(others.get(key, [])))
-        # What is an argument itself is of its samples.
+        # An argument itself is of its samples, and so are states of Chainer's.
         given = nested.leaves(both)[0]
-        found = frozenset(key for key, arrays in kept.items() if all(any(
-            not is_placeholder(array) and array.shape == one.shape
-            and bool((array == one).all()) for one in given)
-            for array in arrays))
+        found = frozenset(key for key, arrays in kept.items() if type(
+            links[key[0]]).__module__.startswith('chainer.') or all(any(
+                not is_placeholder(array) and array.shape == one.shape
+                and bool((array == one).all()) for one in given)
+                for array in arrays))
         unclear = [
             key for key, arrays in kept.items() if key not in found and (
                 key in self.state.read
