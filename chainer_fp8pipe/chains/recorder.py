@@ -74,10 +74,11 @@ _SIMPLE = frozenset((int, bool, str, type(None), type))
 _INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
     dict: lambda value: value.items(),
     slice: lambda value: (value.start, value.stop, value.step),
-    types.MethodType: lambda value: (id(value.__self__), value.__func__),
+    types.CellType: lambda value: _contents(value),
+    types.MethodType: lambda value: (value.__self__, value.__func__),
     types.FunctionType: lambda value: (
-        value.__code__, *(value.__defaults__ or ()),
-        *(cell.cell_contents for cell in value.__closure__ or ()))}
+        value.__code__, value.__defaults__, value.__kwdefaults__,
+        *(value.__closure__ or ()))}
 #: So many calls are kept to be written down again.
 _FORMS = 1 << 14
 #: What every rank computes, as it follows from the batch alone.
@@ -325,7 +326,7 @@ class _Recording(Interceptor):
         call = self.known.get(key)
         if call is None:
             call = self._new(form, node, inputs, original, read)
-            if key is not None:
+            if key is not None and not self._is_unlike:
                 self.known[key] = call
         program.notes.numbers += [      # NaN has another hash each time
             value if value == value else None for value in own.values()
@@ -360,6 +361,7 @@ class _Recording(Interceptor):
         shape.  Adds what placeholders stand for to ``read``.
         """
         self._is_unlike = False
+        self._around: set[int] = set()      # functions that are looked at
         exact = not kind.__module__.startswith('chainer.')
         found: list[Any] = [kind]
         for x in inputs:
@@ -393,6 +395,10 @@ class _Recording(Interceptor):
             return array.shape, array.dtype, value._requires_grad
         if isinstance(value, nested.LEAVES):
             return self._about_array(value, exact, read)
+        if kind is types.FunctionType:
+            if id(value) in self._around:
+                return kind         # it calls itself
+            self._around.add(id(value))
         inside = _INSIDE.get(kind)
         if inside or isinstance(value, (list, tuple, deque)):
             return kind, tuple([self._about(one, exact, read) for one in (
@@ -448,7 +454,10 @@ class _Recording(Interceptor):
         if figures is None:
             figures = measured(node, inputs, original, self._link(),
                                self._names, recorder.pipeline, recorder.timed)
-            if form is not None:
+            # A number beside arrays may be another one in the next batch.
+            self._is_unlike = bool(figures.form) and _has_constants(
+                figures.form[0])
+            if form is not None and not self._is_unlike:
                 self.known[form] = figures
         own = {name: value for name, value in attributes_of(node).items()
                if name not in CHAINERS}
@@ -600,6 +609,21 @@ def _real_in(value: Any) -> list[Any]:
     """The arrays in a value that are no placeholders."""
     return [array for leaf in nested.leaves(value)[0] if not is_placeholder(
         array := nested.array_of(leaf))]
+
+
+def _contents(cell: types.CellType) -> tuple:
+    try:
+        return cell.cell_contents,
+    except ValueError:      # there is nothing yet
+        return ()
+
+
+def _has_constants(tree: Any) -> bool:
+    kind, content = tree
+    if kind in ('leaf', 'constant'):
+        return kind == 'constant' and content is not None
+    return any(_has_constants(one[1] if kind is dict else one)
+               for one in content)
 
 
 def _persistent(link: chainer.Link) -> list[Any]:

@@ -271,6 +271,36 @@ class Relu(chainer.Link):
         return F.relu(x)
 
 
+@atomic
+def _of_link(net, h):
+    return h * 1., net.beta
+
+
+class Helper:
+    def __init__(self, beta):
+        self.beta = beta
+
+    def run(self, h):
+        return h * 1., self.beta
+
+
+def _times(value, of):
+    def run(net, h):
+        def by_keyword(h, *, beta=value):
+            return h * 1., beta
+        net.beta = value
+        h, beta = (_of_link(net, h) if of == 'link' else atomic(
+            Helper(value).run if of == 'helper' else by_keyword)(h))
+        return h * beta
+    return run
+
+
+def _power(net, h):
+    def power(h, n):
+        return power(h, n - 1) * h if n else h
+    return atomic(power)(h, 2)
+
+
 #: What a link does in the place of which another batch does another.
 VARIANTS = {
     'a number': _scaled(2.), 'another number': _scaled(3.),
@@ -282,6 +312,9 @@ VARIANTS = {
     'a variable without a way back': lambda net, h: chainer.Variable(h.array),
     'the variable': lambda net, h: h, 'unchained': _unchained,
     'a function': lambda net, h: F.relu(h),
+    **{f'{of} with {value}': _times(value, of)
+       for of in ('link', 'helper', 'keyword') for value in (2., 3.)},
+    'a function that calls itself': _power,
     'a function in a link': lambda net, h: net.relu(h),
     'a difference': lambda net, h: h - F.relu(h),
     'another difference': lambda net, h: F.relu(h) - h,
