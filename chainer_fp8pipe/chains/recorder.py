@@ -208,6 +208,14 @@ class Ahead(chainer.Variable):
     data = array
 
 
+class OfBatch(chainer.Variable):
+    """A result that follows from one micro-batch alone, of this place."""
+
+    def __init__(self, array: Any, place: Place) -> None:
+        super().__init__(array, requires_grad=False)
+        self.place = place
+
+
 class _Recording(Interceptor):
     """Writes down the calls of one forward pass."""
 
@@ -332,8 +340,9 @@ class _Recording(Interceptor):
             value if value == value else None for value in own.values()
             if type(value) in _NUMBERS]
         if call is _ALONE:
+            _check_place(inputs, program.place)
             with suspended(), chainer.no_backprop_mode():
-                return tuple([Variable(out.array, requires_grad=False)
+                return tuple([OfBatch(out.array, program.place)
                               for out in original(node, inputs)])
         figures: Any = call.figures
         for label, index in figures.ignored:
@@ -343,6 +352,7 @@ class _Recording(Interceptor):
         for name in call.copied:
             attributes[name] = attributes[name].copy()
         if call.real:
+            _check_place(inputs, program.place)
             arguments = tuple([_kept(x) if index in call.real else x
                                for index, x in enumerate(inputs)])
         found = object.__new__(RecordedCall)    # copy.copy takes longer
@@ -616,6 +626,18 @@ def _contents(cell: types.CellType) -> tuple:
         return cell.cell_contents,
     except ValueError:      # there is nothing yet
         return ()
+
+
+def _check_place(inputs: Iterable[Any], place: Place) -> None:
+    """Refuses results of another micro-batch of the same update."""
+    for x in inputs:
+        made = x.place if type(x) is OfBatch else place
+        if made != place and made.iteration == place.iteration:
+            raise ValueError(
+                f'{user_line()}: forward uses what it has kept of an earlier '
+                'micro-batch, where one process has that of the batch before; '
+                'compute it anew, or train with micro_batches=1 '
+                '(--micro-batches 1)')
 
 
 def _has_constants(tree: Any) -> bool:

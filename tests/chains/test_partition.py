@@ -305,6 +305,11 @@ def test_samples_go_on_from_what_was_kept_of_their_places(comm):
         with pytest.raises(ValueError, match="link / keeps 'before'.*all "
                            'samples together.*micro_batches=1'):
             updater.update()
+    updater = updater_of(comm, Keeping(lambda net, x, h: F.mean(
+        chainer.as_variable(x), 0)), batches)
+    with pytest.raises(ValueError, match='an earlier micro-batch.*one process '
+                       'has that of the batch before.*micro_batches=1'):
+        updater.update()
     with pytest.raises(ValueError, match="(?s)'before'.*as forward takes 3 "
                        'samples only.*micro_batches=1'):
         updater_of(comm, Keeping(lambda net, x, h: _ema(net, x, h.reshape(
