@@ -87,12 +87,12 @@ class Placement:
                 name: ranks[0] for name, ranks in self.ranks.items()
                 if self.own[name]._data[0] is not None
                 and len(ranks) < comm.size})
-        except ValueError:
+            _share_persistent(self.names, comm, [
+                path for path, chunk in self._keepers.items()
+                if chunk % self._plan.stages == comm.rank])
+        except BaseException:
             self.give_back()
             raise
-        _share_persistent(self.names, comm, [
-            path for path, chunk in self._keepers.items()
-            if chunk % self._plan.stages == comm.rank])
 
     def _send(self, comm: MPI.Comm, roots: Mapping[str, int]) -> None:
         """Gives parameters' values, one after the other, to their ranks."""

@@ -69,6 +69,8 @@ from .whole_call import ArrayCall, WholeCall, call_whole, is_marked
 _BETWEEN = (1 << 31) - 1
 NOWHERE = Place(0, 0, 0, 0)
 _NUMBERS = frozenset((int, bool, float))
+#: In place of NaN, whose hash is another one on each rank, as None's may be.
+_NAN = 1 << 60
 _SIMPLE = frozenset((int, bool, str, type(None), type))
 #: What is in a value; functions are the same with the same things around them.
 _INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
@@ -336,8 +338,8 @@ class _Recording(Interceptor):
             call = self._new(form, node, inputs, original, read)
             if key is not None and not self._is_unlike:
                 self.known[key] = call
-        program.notes.numbers += [      # NaN has another hash each time
-            value if value == value else None for value in own.values()
+        program.notes.numbers += [
+            value if value == value else _NAN for value in own.values()
             if type(value) in _NUMBERS]
         if call is _ALONE:
             _check_place(inputs, program.place)

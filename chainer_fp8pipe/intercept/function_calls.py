@@ -23,6 +23,7 @@ from typing import Any
 import chainer
 import numpy
 from chainer.functions.array import as_strided
+from chainer.variable import VariableNode
 
 from .patching import Current, Patch
 
@@ -208,9 +209,18 @@ def unchecked() -> contextlib.AbstractContextManager[None]:
 
 
 def _variable(array: Any, requires_grad: bool) -> chainer.Variable:
-    """``Variable(array, requires_grad=...)``, in half the time."""
-    return chainer.Variable._init_unchecked(
-        array, requires_grad=requires_grad, is_chainerx_array=False)
+    """``Variable(array, requires_grad=...)``, in a fifth of the time."""
+    variable = chainer.Variable.__new__(chainer.Variable)
+    node = VariableNode.__new__(VariableNode)
+    node._variable = weakref.ref(variable)
+    node.name, node._layout = None, None
+    node._requires_grad = requires_grad
+    node.dtype, node.shape = array.dtype, array.shape
+    variable._requires_grad, variable._grad_valid = requires_grad, True
+    variable._loss_scale = variable._grad_var = variable._grad = None
+    variable._device = variable._layout = None
+    variable._data, variable._node = [array], node
+    return variable
 
 
 def _join_graph(node: chainer.FunctionNode, inputs: list[Any],

@@ -148,15 +148,15 @@ class Channels:
         done = threading.Event()
 
         def move() -> None:
-            with chainer.using_device(device):
-                while not done.wait(_PERIOD):
-                    self._comm.Iprobe(MPI.ANY_SOURCE, self._header(_FAILURE))
-                    try:
+            try:
+                with chainer.using_device(device):
+                    while not done.wait(_PERIOD):
+                        self._comm.Iprobe(MPI.ANY_SOURCE,
+                                          self._header(_FAILURE))
                         for end in [*self._coming]:
                             self._look(end)
-                    except BaseException as error:
-                        self._error = error     # raised where it is received
-                        return
+            except BaseException as error:
+                self._error = error     # raised where it is received
         thread = threading.Thread(target=move, name='MPI progress',
                                   daemon=True)
         thread.start()

@@ -52,6 +52,9 @@ from .randomness import Place, preserved
 from .schedules import Schedule, bounds, make_schedule, recomputed
 from .stage import Stage
 
+#: Said on all ranks.
+_LOST = 'the batch was not passed on'
+
 
 class Pipeline:
     """Trains, evaluates and predicts with a model that is on several ranks.
@@ -189,6 +192,11 @@ class Pipeline:
         return Channels(self.grid.pipeline, self.schedule.last_chunk,
                         self._model.xp)
 
+    def _renew_channels(self) -> None:
+        """Leaves what was sent before behind; on all ranks."""
+        self._channels.spoil()
+        self._channels = self._stage.channels = self._new_channels()
+
     # --- a step -------------------------------------------------------------
 
     def _run(self, step: str, read: Callable[[], Batch],
@@ -287,8 +295,7 @@ class Pipeline:
                 self._channels.spoil()
                 if step != 'train':
                     meetings.broken = ''
-                    self._channels = self._stage.channels = (
-                        self._new_channels())
+                    self._renew_channels()
 
     def _give_up(self, step: str, text: str) -> None:
         """Makes ranks that wait for this one fail, too."""
@@ -321,8 +328,13 @@ class Pipeline:
         if not meetings.broken:
             if grid.stage_index == 0:
                 batch = self._first_batch(step, read)
-            with self._waits():
-                batch = self._pass_on(batch)
+            with meetings.noting(), self._waits():
+                try:
+                    batch = self._pass_on(batch)
+                except Exception as error:  # the next rank waits for it
+                    self._channels.fail(str(error))
+                    raise RuntimeError(f'{_LOST}: {type(error).__name__}: '
+                                       f'{error}') from error
         if meetings.error is None and batch.sizes:
             with meetings.noting():
                 value = self._rehearse(step, batch), sum(adapter.weights)
@@ -345,8 +357,10 @@ class Pipeline:
                 raise NotTraced(
                     'the ranks of a pipeline have recorded other calls, which '
                     'must not depend on the rank')
-        except BaseException:
+        except BaseException as error:
             adapter.undo()
+            if _LOST in str(error):
+                self._renew_channels()
             raise
         # The mean over replicas divides once more.
         return batch, sum(said[-1][1] for said in pipelines) / len(pipelines)

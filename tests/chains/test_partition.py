@@ -277,6 +277,14 @@ class Keeping(chainer.Chain):
         return F.mean(self.b(h) ** 2)
 
 
+@on_ranks(2)
+def test_a_number_that_is_none_is_the_same_on_all_ranks(comm):
+    updater = updater_of(comm, Keeping(
+        lambda net, x, h: (h * float('nan')).array), [(numpy.ones((6, 4), 'f'),)])
+    updater.update()
+    updater.update()
+
+
 def _ema(net, x, h):
     net.ema = .9 * net.ema + .1 * h.array.mean(axis=0)
     return net.ema

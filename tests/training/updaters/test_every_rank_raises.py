@@ -4,6 +4,8 @@ The same three calls are made of four kinds of jobs, which call what a user has
 written in many places; one rank raises in one of them.  A rank that is left
 alone makes its test run into the time limit.
 """
+from unittest import mock
+
 import chainer_fp8pipe
 from chainer_fp8pipe import (
     PipelineUpdater,
@@ -12,6 +14,7 @@ from chainer_fp8pipe import (
     partition,
 )
 from chainer_fp8pipe.links import Divisible
+from chainer_fp8pipe.pipeline import channel
 
 import chainer
 import chainer.functions as F
@@ -280,6 +283,21 @@ def test_in_one_replica_of_a_pipeline(comm, make, step, place, stage, error):
     everywhere(comm, updater, step, place,
                (grid.stage_index, grid.replica_index) == (stage, 1), error)
     grid.free()
+
+
+@pytest.mark.parametrize('step', ['update', 'evaluate', 'predict'])
+@on_ranks(3, timeout=60)
+def test_while_a_batch_is_passed_on(comm, step):
+    def memory(*args):
+        maybe('message')
+        return found(*args)
+    found = channel.empty_wire
+    updater = PipelineUpdater(
+        Iterator(DATA, 4), SGD().setup(Layers().stage(comm, 'layers')), comm,
+        micro_batches=2, loss_func=loss)
+    with mock.patch.object(channel, 'empty_wire', memory):
+        everywhere(comm, updater, step, 'message', comm.rank == 1,
+                   MemoryError('here'))
 
 
 class Normalised(Chain):
