@@ -185,11 +185,34 @@ for _name in ('lt', 'le', 'gt', 'ge', 'eq', 'ne', 'neg', 'pos', 'abs',
 placeholder: Any = Placeholder
 
 
+class Ahead(chainer.Variable):
+    """An output of a call that is not made yet."""
+
+    def unchain(self) -> None:
+        """See ``chainer.Variable``; holds when the call is made."""
+        array = self._data[0]
+        array.program.notes.unchained.add(array.source)
+
+    @property
+    def array(self) -> Any:
+        """A placeholder."""
+        return self._data[0]
+
+    @array.setter
+    def array(self, value: Any) -> None:
+        raise PlaceholderError(
+            f'{user_line()}: an array that is assigned to a variable would '
+            'change what one rank computes, and not the way back of another; '
+            'write h + (value - h.array), or mark the function around it: '
+            'chainer_fp8pipe.atomic(function)')
+
+    data = array
+
+
 def remade(form: Any, **changes: Any) -> Any:
     """A placeholder like another one; a fast way to make one."""
     made = object.__new__(Placeholder)
-    made.__dict__.update(form.__dict__)
-    made.__dict__.update(changes)
+    made.__dict__.update(form.__dict__, **changes)
     return made
 
 

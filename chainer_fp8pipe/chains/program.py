@@ -29,6 +29,7 @@ from .calls import Call, Source
 from .layout import Layout, sources_in
 from .measure import Figures, again, attributes_of
 from .placeholder import (
+    Ahead,
     PlaceholderError,
     describe_source,
     is_placeholder,
@@ -229,11 +230,13 @@ class Program:
               arguments: tuple, values: dict) -> None:
         """Makes one call; checks the shapes of its outputs."""
         try:
-            with contextlib.ExitStack() as stack:
-                for name, value in call.config.items():
-                    stack.enter_context(chainer.using_config(name, value))
-                if call.draws:
+            if call.draws or call.config:
+                with contextlib.ExitStack() as stack:
+                    for name, value in call.config.items():
+                        stack.enter_context(chainer.using_config(name, value))
                     stack.enter_context(self._seeded(number, node, arguments))
+                    outs = node.apply(arguments)
+            else:
                 outs = node.apply(arguments)
         except PlaceholderError:
             raise
@@ -261,6 +264,9 @@ class Program:
 
     def real(self, value: Any, values: Mapping[Source, Any]) -> Any:
         """What a placeholder stands for; other values as they are."""
+        if type(value) is Ahead and value._data[0].program is self and (
+                found := values.get(value._data[0].source)) is not None:
+            return found
         array = nested.array_of(value)
         if not is_placeholder(array):
             return value

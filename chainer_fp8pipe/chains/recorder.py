@@ -53,6 +53,7 @@ from .measure import (
     measured,
 )
 from .placeholder import (
+    Ahead,
     PlaceholderError,
     describe_source,
     is_placeholder,
@@ -186,30 +187,6 @@ class Recorder:
                 del names.shaped[shaped:]
 
 
-class Ahead(chainer.Variable):
-    """An output of a call that is not made yet."""
-
-    def unchain(self) -> None:
-        """See ``chainer.Variable``; holds when the call is made."""
-        array = self._data[0]
-        array.program.notes.unchained.add(array.source)
-
-    @property
-    def array(self) -> Any:
-        """A placeholder."""
-        return self._data[0]
-
-    @array.setter
-    def array(self, value: Any) -> None:
-        raise PlaceholderError(
-            f'{user_line()}: an array that is assigned to a variable would '
-            'change what one rank computes, and not the way back of another; '
-            'write h + (value - h.array), or mark the function around it: '
-            'chainer_fp8pipe.atomic(function)')
-
-    data = array
-
-
 class OfBatch(chainer.Variable):
     """A result that follows from one micro-batch alone, of this place."""
 
@@ -227,6 +204,7 @@ class _Recording(Interceptor):
         self.program, self._statistics = program, statistics
         self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
+        self._around: set[int] = set()  # functions that are looked at
         # The links around the first look at data, from the model inwards.
         self.looking: list[str] = []
         self._config = dict(vars(LOCAL))
@@ -373,10 +351,15 @@ class _Recording(Interceptor):
         shape.  Adds what placeholders stand for to ``read``.
         """
         self._is_unlike = False
-        self._around: set[int] = set()      # functions that are looked at
+        self._around.clear()
         exact = not kind.__module__.startswith('chainer.')
         found: list[Any] = [kind]
         for x in inputs:
+            array = x._data[0] if type(x) is Ahead else None
+            if array is not None and array.program is self.program:
+                read.append(array.source)
+                found += array.shape, array.dtype, x._requires_grad
+                continue
             path = self._names.of(x)
             if path is None or x._data[0] is None:
                 found.append(self._about(x, exact and not (

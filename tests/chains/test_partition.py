@@ -280,7 +280,8 @@ class Keeping(chainer.Chain):
 @on_ranks(2)
 def test_a_number_that_is_none_is_the_same_on_all_ranks(comm):
     updater = updater_of(comm, Keeping(
-        lambda net, x, h: (h * float('nan')).array), [(numpy.ones((6, 4), 'f'),)])
+        lambda net, x, h: (h * float('nan')).array), [
+            (numpy.ones((6, 4), 'f'),)])
     updater.update()
     updater.update()
 
