@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import numbers
 import pickle
 from collections.abc import Callable, Iterator
@@ -202,7 +203,7 @@ class Pipeline:
     def _run(self, step: str, read: Callable[[], Batch],
              method: str | None = None) -> Any:
         """The result of a step: ``'train'``, ``'evaluate'``, ``'predict'``."""
-        with self._channels.moving(self._model.device):
+        with _uncollected(), self._channels.moving(self._model.device):
             batch, total = self._open(step, read, method)
             with self._failing_together(step):
                 return self._carry_out(step, batch, total)
@@ -455,6 +456,23 @@ class Pipeline:
 def _words(batch: Batch) -> bytes:
     """Pickles a batch without its arrays, which are sent after it."""
     return pickle.dumps(batch._replace(parts=[], target=None))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """A block without Python's collector of cycles.
+
+    The calls of a batch are many objects, which all live until the step ends.
+    The collector would look at them again and again, and find none: that was
+    a tenth of a step of an encoder of 500 calls.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
