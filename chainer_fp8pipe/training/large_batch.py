@@ -120,7 +120,8 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
             (base_batch <= batch <= samples,
              f'batch={batch} must be from base_batch={base_batch} to the '
              f'samples={samples}: pass the samples of all ranks together, and '
-             'the size of the whole data set')):
+             'the size of the whole data set'),
+            (isinstance(lars, bool), f'lars is {lars!r}; it must be a bool')):
         if not is_right:
             raise ValueError(problem)
     hook = _Hook(lambda updates: learning_rate(

@@ -371,6 +371,7 @@ BAD = {
     'batch is 32.5; it must be a whole': {'batch': 32.5},
     'base_lr=nan must be above 0 and finite': {'base_lr': math.nan},
     'lars_coefficient=0 must be': {'lars_coefficient': 0},
+    'lars is .no.; it must be a bool': {'lars': 'no'},
     'warmup_epochs=-1 must be .* may be 0': {'warmup_epochs': -1},
     'weight_decay=inf must be': {'weight_decay': math.inf},
     'warmup_epochs=4 and epochs=4 must be 0 or more': {'warmup_epochs': 4},

@@ -58,7 +58,9 @@ def names_of(ranks: int) -> list[str]:
 
 def files_in(folder: str) -> list[str]:
     """The files of all ranks that this host sees."""
-    return glob.glob(os.path.join(glob.escape(folder), 'rank*.npz'))
+    return [path for path in glob.glob(os.path.join(
+        glob.escape(folder), 'rank*.npz')) if re.fullmatch(
+            r'rank\d+of\d+\.npz', os.path.basename(path))]
 
 
 def find_snapshots(directory: str) -> list[str]:
@@ -106,7 +108,9 @@ def manifest_of(path: str) -> Manifest:
         OSError: It cannot be read.
     """
     with _opened(path) as archive:
-        about = json.loads(archive[_MANIFEST].tobytes())
+        # Until format 10 it was named as a JSON file.
+        about = json.loads(archive[_MANIFEST if _MANIFEST in archive else (
+            f'{_MANIFEST}.json')].tobytes())
         number = about.pop('format')
     if number != _FORMAT:
         raise ValueError(f'{path} has format {number}, and this version of '

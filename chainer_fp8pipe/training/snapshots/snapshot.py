@@ -241,9 +241,11 @@ def _meet(ranks: MPI.Comm) -> None:
         f'seconds for {text}', file=stderr(), flush=True))
     late.daemon = True
     late.start()
-    with waiting(lambda: [Wait(text, world_ranks(ranks))]):
-        agree(ranks, {})
-    late.cancel()
+    try:
+        with waiting(lambda: [Wait(text, world_ranks(ranks))]):
+            agree(ranks, {})
+    finally:
+        late.cancel()
 
 
 # --- reading -----------------------------------------------------------------

@@ -22,7 +22,7 @@ import chainer
 import numpy
 from chainer import training
 from chainer.training import trainer as trainer_module
-from chainer.training.triggers import EarlyStoppingTrigger
+from chainer.training.triggers import EarlyStoppingTrigger, TimeTrigger
 
 from ...intercept.training_objects import LIBRARIES
 from .file import NONE, Manifest, State, as_json
@@ -39,7 +39,9 @@ NOT_LAST = f'{_STOP}/', 'job/trainer'
 _ELSEWHERE = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
 _CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict}
 #: Packages whose objects, and what derives from them, are values.
-_VALUES = 'builtins', 'collections', 'cupy', 'numpy', 'random'
+_VALUES = 'collections', 'cupy', 'numpy', 'random'
+_OF_PYTHON = (int, float, complex, str, bytes, bytearray, list, tuple, dict,
+              set, frozenset)
 _GENERATORS = random.Random, numpy.random.RandomState, numpy.random.Generator
 
 
@@ -157,8 +159,9 @@ def _attributes(owner: Any) -> dict[str, Any]:
 
 def _fingerprint(value: Any) -> int:
     """A number that changes when a value does; objects are only told apart."""
-    if any(kind.__module__.partition('.')[0] in _VALUES
-           for kind in type(value).__mro__[:-1]):
+    if isinstance(value, _OF_PYTHON) or any(
+            kind.__module__.partition('.')[0] in _VALUES
+            for kind in type(value).__mro__[:-1]):
         with contextlib.suppress(Exception):    # of an object in it
             return hash(pickle.dumps(value))
     return id(value)
@@ -309,6 +312,12 @@ def _serialize(trainer: training.Trainer, serializer: Any) -> None:
                 vars(trigger._max_trigger).update(
                     _previous_iteration=math.nan,
                     _previous_epoch_detail=math.nan)
+        # One that had other intervals would fire for all that have gone by.
+        elif isinstance(trigger, TimeTrigger) and name != _STOP and isinstance(
+                serializer, chainer.Deserializer) and (
+                trigger._next_time <= trainer._snapshot_elapsed_time):
+            trigger._next_time = (trainer._snapshot_elapsed_time
+                                  + trigger._period)
 
 
 def _communicators(trainer: training.Trainer, comm: Any

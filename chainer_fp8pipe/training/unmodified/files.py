@@ -149,6 +149,8 @@ def adapt(trainer: Any, job: Any) -> None:
             raise Refusal(
                 'a snapshot has snapshot_on_error=True, when ranks may be '
                 'anywhere, or a ProcessQueueWriter; leave them out')
+        elif isinstance(own, _snapshot._Snapshot) and not is_first:
+            own.writer = lambda *args: None     # it may be the script's own
         entry.extension = looking(own)
 
 

@@ -395,6 +395,25 @@ def test_a_new_run_does_not_mix_its_snapshots_with_an_old_ones(
                                'snapshot_iter_10.ranks']
 
 
+@on_ranks(2)
+def test_snapshots_may_be_written_at_other_times_after_a_resume(
+        comm, tmp_path):
+    """Time that has gone by before makes none; files of the script stay."""
+    (tmp_path / 'rank0.npz').write_bytes(b'a script writes this')
+    trainer, communicator = make_trainer(comm, tmp_path, 2)
+    trainer._snapshot_elapsed_time = 1e5        # seconds
+    trainer.extend(Snapshot(communicator))
+    trainer.run()
+    trainer, communicator = make_trainer(comm, tmp_path, 3)
+    trainer.extend(Snapshot(communicator), trigger=(
+        training.triggers.TimeTrigger(3600)))
+    assert resume(trainer, communicator, str(tmp_path)) == 10
+    trigger = trainer._extensions['Snapshot'].trigger
+    assert trigger._next_time > 1e5
+    trainer.run()
+    assert (tmp_path / 'rank0.npz').exists()
+
+
 #: By name: the file that is resumed, options of the trainer, the message.
 REFUSED = {
     'another rule': ('snapshot_iter_7.ranks', {'rule': RMSpropRule},
@@ -409,8 +428,8 @@ REFUSED = {
     'another extension': ('snapshot_iter_7.ranks', {'extension': True},
                           'LogReport/.* is not in the snapshot'),
     'no file': ('nothing', {}, 'there is no snapshot in .*nothing'),
-    'another version': ('snapshot_iter_1.ranks', {}, 'has format 1, and '
-                        'this version of chainer_fp8pipe reads format 11'),
+    'an earlier version': ('snapshot_iter_1.ranks', {}, 'has format 10, and '
+                           'this version of chainer_fp8pipe reads format 11'),
 }
 
 
@@ -422,7 +441,8 @@ def test_what_does_not_fit_is_refused_on_all_ranks(comm, tmp_path):
         os.mkdir(tmp_path / 'snapshot_iter_1.ranks')
         for rank in range(2):
             numpy.savez(tmp_path / f'snapshot_iter_1.ranks/rank{rank}of2.npz',
-                        **{'job/manifest': file.as_json({'format': 1})})
+                        **{'job/manifest.json': file.as_json(
+                            {'format': 10})})
     comm.Barrier()
     for what, (name, options, match) in REFUSED.items():
         trainer, communicator = make_trainer(comm, tmp_path, **{
