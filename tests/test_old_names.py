@@ -56,6 +56,10 @@ def found(imported, text):
     ('import numpy\nfound = numpy.ones(1, "u1").tostring()', b'\1'),
     ('import numpy\nfound = float(numpy.ones((1, 1))), int(numpy.ones(1))',
      (1., 1)),
+    ('import builtins\nfrom unittest import mock\nbuiltins.mine = 3\n'
+     'with mock.patch("builtins.open", abs):\n'
+     '    found = open(-2), mine, __builtins__.len is len\n'
+     'del builtins.mine', (2, 3, True)),
     # NumPy 1.24
     ('import numpy\nfound = numpy.array([[1], [2, 3]]).tolist()',
      [[1], [2, 3]]),

@@ -279,8 +279,18 @@ def stored(value: Any, owner: Any, place: Any) -> None:
 
 # --- code
 
-_BUILTINS = {**vars(builtins), '__import__': imported, 'hasattr': has, **{
-    f'__old_{one.__name__}__': one for one in (attribute, called, stored)}}
+class _Builtins(dict):
+    """Those of edited code; others are Python's, as they are now."""
+
+    def __missing__(self, name: str) -> Any:
+        return vars(builtins)[name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(builtins, name)
+
+
+_BUILTINS = _Builtins({'__import__': imported, 'hasattr': has, **{
+    f'__old_{one.__name__}__': one for one in (attribute, called, stored)}})
 
 
 class _Asking(ast.NodeTransformer):

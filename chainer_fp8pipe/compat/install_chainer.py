@@ -49,6 +49,12 @@ def _mended(place):
                 place / 'chainer')
 
 
+#: Options of pip's that say how to install, which building has not.
+_INSTALLING = frozenset((
+    '-U', '--upgrade', '-I', '--ignore-installed', '--force-reinstall',
+    '--user', '--no-compile', '--break-system-packages'))
+
+
 def build_wheel(folder: str | os.PathLike[str], options: Sequence[str] = (),
                 requirement: str = f'chainer=={CHAINER}',
                 mend: Callable[[pathlib.Path], None] = _mended,
@@ -57,6 +63,7 @@ def build_wheel(folder: str | os.PathLike[str], options: Sequence[str] = (),
 
     ``mend`` changes what was built, which is in the folder that it is given.
     """
+    options = [one for one in options if one not in _INSTALLING]
     with tempfile.TemporaryDirectory() as name:
         tools, built, place = (
             pathlib.Path(name) / part for part in ('tools', 'built', 'place'))
