@@ -81,7 +81,7 @@ class RunReport(extension.Extension):
     def __init__(self, comm: Any = None, filename: str | None = 'report.html',
                  directory: str | None = None) -> None:
         self._ranks = ranks_in(comm)
-        self._filename, self._out = filename, directory or ''
+        self._filename, self._given = filename, directory
         self._warned = False
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
@@ -91,7 +91,7 @@ class RunReport(extension.Extension):
                              'write the same files; extend it with one')
         updater = trainer.updater
         self._ranks = ranks_in(getattr(updater, 'grid', self._ranks))
-        self._out = self._out or trainer.out
+        self._out = self._given or trainer.out
         # What is being handled now is not what will end the training.
         self._handled = sys.exc_info()[1]
         self._writer: record.RecordWriter | None = None
