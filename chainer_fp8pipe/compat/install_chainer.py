@@ -3,7 +3,7 @@
 Its setup.py imports pkg_resources, which setuptools 81 removed: pip builds it
 with the newest setuptools, and so fails; and what it would install does not
 import with NumPy 2.  Therefore Chainer is no requirement of chainer_fp8pipe.
-pip gets OPTIONS whenever it is called, as in
+pip gets OPTIONS, but --user and the like only where it installs, as in
 
     python -m chainer_fp8pipe install-chainer --no-index --find-links wheels
 """
