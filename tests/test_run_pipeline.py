@@ -575,6 +575,36 @@ if __name__ == '__main__':
     assert 0 < abs(float(losses[1]) - float(losses[2])) < 1
 
 
+_WRITERS = """
+from chainer.training.extensions import snapshot_writers
+class Own(snapshot_writers.Writer):
+    def __call__(self, name, out, target):
+        self.save(name, out, target, chainer.serializers.npz.save_npz)
+for number, writer in enumerate([
+        snapshot_writers.ThreadQueueWriter(), Own(), snapshot_writers.
+        SimpleWriter(), snapshot_writers.ThreadWriter(),
+        snapshot_writers.ProcessWriter(),
+        lambda name, out, target: np.savez(f'{out}/{name}', **target)]):
+    trainer.extend(extensions.snapshot(
+        writer=writer, filename=f'of_{number}.npz'), f'snapshot {number}')
+trainer.run()
+"""
+
+
+def test_whoever_writes_a_scripts_snapshots_writes_whole_ones_and_ends(
+        tmp_path):
+    (tmp_path / 'script.py').write_text(_HEAD + _UPDATER + _WRITERS)
+    done = run_script(
+        2, '-m', 'chainer_fp8pipe', 'run', '--pipeline', '2',
+        '--micro-batches', '2', 'script.py', cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = {name: len(np.load(tmp_path / f'result/{name}',
+                               allow_pickle=True).files)
+             for name in os.listdir(tmp_path / 'result')}
+    assert found.keys() == {f'of_{number}.npz' for number in range(6)}
+    assert set(found.values()) == {max(found.values())}
+
+
 @on_ranks(2)
 def test_what_a_clock_says_is_what_rank_0_says(comm, tmp_path):
     """Rank 1's clock is late; PlotReport is on rank 0 only."""

@@ -150,7 +150,10 @@ def adapt(trainer: Any, job: Any) -> None:
                 'a snapshot has snapshot_on_error=True, when ranks may be '
                 'anywhere, or a ProcessQueueWriter; leave them out')
         elif isinstance(own, _snapshot._Snapshot) and not is_first:
-            own.writer = lambda *args: None     # it may be the script's own
+            # The script's own would write, too; those of Chainer may have a
+            # thread, which ends here.
+            getattr(own.writer, 'finalize', lambda: None)()
+            own.writer = lambda *args: None
         entry.extension = looking(own)
 
 
