@@ -33,6 +33,14 @@ class NotTraced(ValueError):
     """A model cannot be divided for a batch; raised before any work."""
 
 
+class NotPassedOn(ValueError):
+    """A batch has not come to all ranks of a pipeline."""
+
+
+#: What is raised on all ranks: the first kind that one has found.
+_KINDS: tuple[type[ValueError], ...] = NotPassedOn, NotTraced, ValueError
+
+
 class Meetings:
     """The meetings of all ranks, ``comm``, or of one pipeline's alone.
 
@@ -64,15 +72,17 @@ class Meetings:
         """
         error, self.error, self.all_know = self.error, None, False
         text = '' if error is None else (
-            str(error) if str(error) and type(error) in (
-                ValueError, NotTraced) else f'{type(error).__name__}: {error}')
-        texts, digests, values, untraced = zip(*self._exchange(comm, (
+            str(error) if str(error) and type(error) in _KINDS
+            else f'{type(error).__name__}: {error}')
+        texts, digests, values, kinds = zip(*self._exchange(comm, (
             text, digest(with_common(comm, entries)), value,
-            isinstance(error, NotTraced))), strict=True)
+            _KINDS.index(type(error) if type(error) in _KINDS
+                         else ValueError))),
+            strict=True)
         if any(texts) or len(set(digests)) > 1:
             try:
                 agree(comm, entries, text, _SAME,
-                      NotTraced if any(untraced) else ValueError)
+                      _KINDS[min(kinds)])
             except ValueError as together:
                 if error is not None and not isinstance(error, Exception):
                     raise error from None       # a wish to exit

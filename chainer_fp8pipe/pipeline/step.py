@@ -43,6 +43,7 @@ from .layers import blame
 from .means import of_all
 from .meetings import (
     Meetings,
+    NotPassedOn,
     NotTraced,
     decide_together,
     decisions,
@@ -52,9 +53,6 @@ from .meetings import (
 from .randomness import Place, preserved
 from .schedules import Schedule, bounds, make_schedule, recomputed
 from .stage import Stage
-
-#: Said on all ranks.
-_LOST = 'the batch was not passed on'
 
 
 class Pipeline:
@@ -128,15 +126,12 @@ class Pipeline:
                 'the cut of the layers': str(found[0].layout)},
             'Pass the same to PipelineUpdater on all ranks.')
         self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0
-        self._model = model
-        self._is_last = grid.stage_index == grid.stages - 1
         self.follow: Callable[[dict[str, Any]], object] = lambda now: None
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
         self._meetings = Meetings(grid.comm, self._waits)
-        self._channels = self._new_channels()
-        self._stage = Stage(self._channels, self.schedule.last_chunk, again,
-                            self.events, self._adapter.parts())
+        self._stage = Stage(self._new_channels(), self.schedule.last_chunk,
+                            again, self.events, self._adapter.parts())
 
     def step(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """One update of all stages.
@@ -186,6 +181,18 @@ class Pipeline:
         """The batch of a converter's arrays: a tuple or dictionary."""
         return self._adapter.batch(arrays)
 
+    @property
+    def _model(self) -> Any:
+        return self.optimizer.target
+
+    @property
+    def _is_last(self) -> bool:
+        return self.grid.stage_index == self.grid.stages - 1
+
+    @property
+    def _channels(self) -> Channels:
+        return self._stage.channels
+
     def _waits(self) -> contextlib.AbstractContextManager[None]:
         return self.events.section('receive')
 
@@ -196,7 +203,7 @@ class Pipeline:
     def _renew_channels(self) -> None:
         """Leaves what was sent before behind; on all ranks."""
         self._channels.spoil()
-        self._channels = self._stage.channels = self._new_channels()
+        self._stage.channels = self._new_channels()
 
     # --- a step -------------------------------------------------------------
 
@@ -334,8 +341,9 @@ class Pipeline:
                     batch = self._pass_on(batch)
                 except Exception as error:  # the next rank waits for it
                     self._channels.fail(str(error))
-                    raise RuntimeError(f'{_LOST}: {type(error).__name__}: '
-                                       f'{error}') from error
+                    raise NotPassedOn(
+                        'the batch was not passed on: '
+                        f'{type(error).__name__}: {error}') from error
         if meetings.error is None and batch.sizes:
             with meetings.noting():
                 value = self._rehearse(step, batch), sum(adapter.weights)
@@ -360,7 +368,7 @@ class Pipeline:
                     'must not depend on the rank')
         except BaseException as error:
             adapter.undo()
-            if _LOST in str(error):
+            if isinstance(error, NotPassedOn):
                 self._renew_channels()
             raise
         # The mean over replicas divides once more.
