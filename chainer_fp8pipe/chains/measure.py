@@ -44,9 +44,6 @@ _READ_AFTERWARDS = {
 #: Functions that draw random numbers, which is not seen on a device.
 _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
                       'Zoneout'))
-#: Attributes with arrays whose values decide about the output's shape.
-DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
-                       'slices'))
 #: Attributes of functions that Chainer itself sets.
 CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
                       *vars(chainer.function.FunctionAdapter), 'node',

@@ -25,7 +25,7 @@ from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import nested
 from .attributes import Names
-from .calls import Call, Source
+from .calls import Call, Source, Value
 from .layout import Layout, sources_in
 from .measure import Figures, again, attributes_of
 from .placeholder import (
@@ -33,10 +33,12 @@ from .placeholder import (
     PlaceholderError,
     describe_source,
     is_placeholder,
+    user_line,
 )
 from .whole_call import WholeCall
 
 LOCAL: Any = chainer.config._local
+_NO_BLOCK: Any = contextlib.nullcontext()
 
 
 class CallError(RuntimeError):
@@ -114,6 +116,24 @@ class Program:
             return 'a value of an earlier batch'
         call = self.calls[source.call]
         return f'call {source.call} ({call.name} in {call.link})'
+
+    def pin(self, array: Any) -> Source:
+        """Names a value that a link has kept from an earlier program."""
+        before, source = array.program, array.source
+        pins, key = self.notes.pins, (id(before), source)
+        if key not in pins:
+            chunk = before.chunk_of(source)
+            if chunk is None:
+                raise ValueError(
+                    f'{user_line()}: a value of an earlier batch or '
+                    'micro-batch is used, which nobody has kept; keep state '
+                    'in attributes of links, and call partition() with an '
+                    'example that reads it in its second call')
+            pins[key] = Source(len(self.calls), 0)
+            self.calls.append(RecordedCall(
+                'state', outputs={0: Value(array.shape, array.dtype)},
+                pinned=chunk, before=(before, source)))
+        return pins[key]
 
     def description(self, where: str = '') -> dict[str, str]:
         """What all ranks must have recorded alike, by name."""
@@ -230,13 +250,8 @@ class Program:
               arguments: tuple, values: dict) -> None:
         """Makes one call; checks the shapes of its outputs."""
         try:
-            if call.draws or call.config:
-                with contextlib.ExitStack() as stack:
-                    for name, value in call.config.items():
-                        stack.enter_context(chainer.using_config(name, value))
-                    stack.enter_context(self._seeded(number, node, arguments))
-                    outs = node.apply(arguments)
-            else:
+            with (self._as_recorded(number, call, node, arguments)
+                  if call.draws or call.config else _NO_BLOCK):
                 outs = node.apply(arguments)
         except PlaceholderError:
             raise
@@ -306,9 +321,10 @@ class Program:
                         self.real(leaf, values)))
 
     @contextlib.contextmanager
-    def _seeded(self, number: int, node: Any, arguments: tuple
-                ) -> Iterator[None]:
-        """A block in which the call's place seeds what the call draws."""
+    def _as_recorded(self, number: int, call: RecordedCall, node: Any,
+                     arguments: tuple) -> Iterator[None]:
+        """A block of the call's configuration, where its place seeds draws.
+        """
         xp = chainer.backend.get_array_module(
             *map(nested.array_of, arguments))
         place = self.place
@@ -317,8 +333,12 @@ class Program:
                 parameter._data[0] is None for parameter in link.params()):
             # Initial values, which are the same on every replica.
             place = place._replace(iteration=0, first_sample=0)
-        with preserved():
-            seed_at(place._replace(layer=number), xp)
+        with contextlib.ExitStack() as stack:
+            for name, value in call.config.items():
+                stack.enter_context(chainer.using_config(name, value))
+            if call.draws:
+                stack.enter_context(preserved())
+                seed_at(place._replace(layer=number), xp)
             yield
 
 

@@ -18,16 +18,12 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import random
-import types
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
-import numpy
 from chainer import Variable
 from chainer.functions.array.as_strided import AsStrided
 
@@ -42,11 +38,11 @@ from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import collectives, nested
 from .attributes import Names, copied, on_copies, set_attributes
-from .calls import Source, Value
+from .calls import Source
 from .deferred import place_array, set_placeholder
+from .forms import Forms, persistent_in
 from .measure import (
     CHAINERS,
-    DECIDING,
     attributes_of,
     counted,
     function_of,
@@ -55,7 +51,6 @@ from .measure import (
 from .placeholder import (
     Ahead,
     PlaceholderError,
-    describe_source,
     is_placeholder,
     looked_at,
     placeholder,
@@ -72,16 +67,6 @@ NOWHERE = Place(0, 0, 0, 0)
 _NUMBERS = frozenset((int, bool, float))
 #: In place of NaN, whose hash is another one on each rank, as None's may be.
 _NAN = 1 << 60
-_SIMPLE = frozenset((int, bool, str, type(None), type))
-#: What is in a value; functions are the same with the same things around them.
-_INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
-    dict: lambda value: value.items(),
-    slice: lambda value: (value.start, value.stop, value.step),
-    types.CellType: lambda value: _contents(value),
-    types.MethodType: lambda value: (value.__self__, value.__func__),
-    types.FunctionType: lambda value: (
-        value.__code__, value.__defaults__, value.__kwdefaults__,
-        *(value.__closure__ or ()))}
 #: So many calls are kept to be written down again.
 _FORMS = 1 << 14
 #: What every rank computes, as it follows from the batch alone.
@@ -204,20 +189,16 @@ class _Recording(Interceptor):
         self.program, self._statistics = program, statistics
         self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
-        self._around: set[int] = set()  # functions that are looked at
         # The links around the first look at data, from the model inwards.
         self.looking: list[str] = []
-        self._config = dict(vars(LOCAL))
+        self._forms = Forms(program)
         if sum(map(len, recorder.forms.values())) > _FORMS:
             recorder.forms.clear()
         self.known = recorder.forms.setdefault(repr({
-            **self._config, 'train': chainer.config.train,
+            **self._forms.config, 'train': chainer.config.train,
             'enable_backprop': chainer.config.enable_backprop}), {})
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
-        # Paths of the links with persistent arrays, by these arrays' ids.
-        self._owners: dict[int, str] = {}
-        self._note_owners(self._names.links.values())
 
     # --- the interceptor -----------------------------------------------------
 
@@ -307,15 +288,11 @@ class _Recording(Interceptor):
         # like one of an earlier program.
         function, program = function_of(node), self.program
         own = function.__dict__
-        self._note_owners(self._stack)
-        read: list[Source | str] = []
-        form = self._form_of(type(function), own, inputs, read)
+        self._forms.note_owners(self._stack)
+        form, read = self._forms.of(function, inputs)
         key = form and (form, tuple(read), *map(id, self._stack))
-        call = self.known.get(key)
-        if call is None:
-            call = self._new(form, node, inputs, original, read)
-            if key is not None and not self._is_unlike:
-                self.known[key] = call
+        call = self.known.get(key) or self._new(
+            key, node, inputs, original, read)
         program.notes.numbers += [
             value if value == value else _NAN for value in own.values()
             if type(value) in _NUMBERS]
@@ -342,133 +319,30 @@ class _Recording(Interceptor):
         program.calls.append(found)
         return found.results
 
-    def _form_of(self, kind: type, own: dict[str, Any], inputs: tuple,
-                 read: list[Source | str]) -> Any:
-        """Equal for calls of equal shapes and cost; None: of this one alone.
-
-        Of Chainer's functions: numbers that are no integers, and the values of
-        arrays (each call of an EmbedID gets other words), decide about no
-        shape.  Adds what placeholders stand for to ``read``.
-        """
-        self._is_unlike = False
-        self._around.clear()
-        exact = not kind.__module__.startswith('chainer.')
-        found: list[Any] = [kind]
-        for x in inputs:
-            array = x._data[0] if type(x) is Ahead else None
-            if array is not None and array.program is self.program:
-                read.append(array.source)
-                found += array.shape, array.dtype, x._requires_grad
-                continue
-            path = self._names.of(x)
-            if path is None or x._data[0] is None:
-                found.append(self._about(x, exact and not (
-                    kind is WholeCall or kind is ArrayCall
-                    and is_placeholder(x)), read))
-            else:
-                read.append(path)
-                found += x._data[0].shape, x._data[0].dtype, x._requires_grad
-        for name, value in own.items():
-            if type(value) in _SIMPLE:
-                found += name, type(value), value
-            elif name not in CHAINERS:
-                found += name, self._about(value, exact or name in DECIDING,
-                                           read)
-        if vars(LOCAL) != self._config:
-            found.append(repr(vars(LOCAL)))
-        return None if self._is_unlike else tuple(found)
-
-    def _about(self, value: Any, exact: bool, read: list[Source | str]
-               ) -> Any:
-        """What a form says of a value; ``exact``: numbers may be shapes."""
-        kind: Any = type(value)
-        if kind in _SIMPLE:
-            return kind, value
-        if kind is Ahead and value._data[0].program is self.program:
-            array = value._data[0]
-            read.append(array.source)
-            return array.shape, array.dtype, value._requires_grad
-        if isinstance(value, nested.LEAVES):
-            return self._about_array(value, exact, read)
-        if kind is types.FunctionType:
-            if id(value) in self._around:
-                return kind         # it calls itself
-            self._around.add(id(value))
-        inside = _INSIDE.get(kind)
-        if inside or isinstance(value, (list, tuple, deque)):
-            return kind, tuple([self._about(one, exact, read) for one in (
-                inside(value) if inside else value)])
-        if not exact and isinstance(value, (float, numpy.inexact)):
-            return kind
-        try:
-            hash(value)
-        except TypeError:
-            self._is_unlike = True
-            return None
-        return kind, value
-
-    def _about_array(self, value: Any, exact: bool, read: list[Source | str]
-                     ) -> Any:
-        array = value if is_placeholder(value) else nested.array_of(value)
-        wants = array is not value and value.requires_grad
-        if array is not value and isinstance(value, chainer.Parameter) and (
-                self._names.of(value) is None):
-            raise ValueError(
-                f'{user_line()}: the model uses a parameter that is not among '
-                'its own; register it in init_scope')
-        if is_placeholder(array):
-            source = array.source
-            if array.program not in (None, self.program):
-                source = self._pin(array, source)
-            elif array.program is None and (
-                    source not in self._names.parameters):
-                raise PlaceholderError(
-                    f'{user_line()}: {describe_source(array)} is used, which '
-                    'is not here')
-            if exact and array.dtype.kind == 'b':
-                raise looked_at(array, 'indexing by a condition')
-            read.append(source)
-            return array.shape, array.dtype, wants
-        if array is not value and value._node._creator_node is not None:
-            raise ValueError(
-                f'{user_line()}: a variable of an earlier batch or micro-batch'
-                ' brings its graph; keep it in an attribute of a link, or call'
-                ' its unchain()')
-        # Integers and conditions may be an index.
-        return (array.shape, array.dtype, wants, self._owner_of(array),
-                hashlib.sha256(array.tobytes()).digest()
-                if exact and array.dtype.kind in 'biu' else None)
-
-    def _new(self, form: Any, node: Any, inputs: tuple, original: Callable,
+    def _new(self, key: Any, node: Any, inputs: tuple, original: Callable,
              read: list[Source | str]) -> RecordedCall:
-        """What is the same for all calls of a form that read the same."""
+        """Finds out about a call what all calls with its key share."""
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
-        recorder = self._recorder
-        figures = self.known.get(form)
-        if figures is None:
-            figures = measured(node, inputs, original, self._link(),
-                               self._names, recorder.pipeline, recorder.timed)
-            # A number beside arrays may be another one in the next batch.
-            self._is_unlike = bool(figures.form) and _has_constants(
-                figures.form[0])
-            if form is not None and not self._is_unlike:
-                self.known[form] = figures
+        recorder, forms = self._recorder, self._forms
+        form = key and key[0]
+        figures = self.known.get(form) or measured(
+            node, inputs, original, self._link(), self._names,
+            recorder.pipeline, recorder.timed)
         own = {name: value for name, value in attributes_of(node).items()
                if name not in CHAINERS}
-        number, owners = len(self.program.calls), self._owners
+        number = len(self.program.calls)
         names = tuple(dict.fromkeys([
             *(one for one in read if type(one) is str), *figures.inner]))
         arrays = [_real_in(x) for x in inputs]
         attributes = _real_in(list(own.values()))
         used = dict.fromkeys([
             path for array in itertools.chain(attributes, *arrays)
-            if (path := self._owner_of(array))])
+            if (path := forms.owner_of(array))])
         whole = self._whole(node, names, {
-            owners.get(id(array)) for array in attributes})
-        if not (read or whole or used or figures.inner or figures.draws):
-            return _ALONE       # it follows from the batch
-        return RecordedCall(
+            forms.owners.get(id(array)) for array in attributes})
+        # What follows from the batch alone is no call of the program.
+        call = RecordedCall(
             figures.name, self._link(),
             tuple([self._first_call.setdefault(id(link), number)
                    for link in self._stack]),
@@ -480,12 +354,20 @@ class _Recording(Interceptor):
                 _real_in(value)) < len(nested.leaves(value)[0])]),
             copied=tuple([name for name, value in own.items() if isinstance(
                 value, nested.ARRAYS) and not is_placeholder(value)
-                and id(value) not in owners and name not in figures.writes]),
+                and id(value) not in forms.owners
+                and name not in figures.writes]),
             real=tuple([index for index, x in enumerate(inputs)
                         if arrays[index] and self._names.of(x) is None]),
-            config={} if vars(LOCAL) == self._config else {
+            config={} if vars(LOCAL) == forms.config else {
                 name: value for name, value in vars(LOCAL).items()
-                if name not in self._config or self._config[name] != value})
+                if name not in forms.config or forms.config[name] != value}
+        ) if (read or whole or used or figures.inner or figures.draws
+              ) else _ALONE
+        # A number beside arrays may be another one in the next batch.
+        if key is not None and not (
+                figures.form and _has_constants(figures.form[0])):
+            self.known.update({form: figures, key: call})
+        return call
 
     def _results(self, own: dict[str, Any], figures: Any
                  ) -> tuple[chainer.Variable, ...]:
@@ -504,38 +386,8 @@ class _Recording(Interceptor):
             own['result'] = figures.form
         return tuple(results)
 
-    def _owner_of(self, array: Any) -> str | None:
-        """The link with a persistent array, which this one may be a view of.
-        """
-        return self._owners.get(id(array)) or self._owners.get(
-            id(getattr(array, 'base', None)))
-
     def _link(self) -> str:
         return self._names.of(self._stack[-1]) or '/' if self._stack else '/'
-
-    def _note_owners(self, links: Iterable[chainer.Link]) -> None:
-        for link in links:
-            path = link._persistent and self._names.of(link)
-            if path:
-                self._owners.update((id(value), path)
-                                    for value in _persistent(link))
-
-    def _pin(self, array: Any, source: Source) -> Source:
-        """Names a value that a link has kept from an earlier program."""
-        program, key = self.program, (id(array.program), source)
-        if key not in program.notes.pins:
-            chunk = array.program.chunk_of(source)
-            if chunk is None:
-                raise ValueError(
-                    f'{user_line()}: a value of an earlier batch or '
-                    'micro-batch is used, which nobody has kept; keep state '
-                    'in attributes of links, and call partition() with an '
-                    'example that reads it in its second call')
-            program.notes.pins[key] = Source(len(program.calls), 0)
-            program.calls.append(RecordedCall(
-                'state', outputs={0: Value(array.shape, array.dtype)},
-                pinned=chunk, before=(array.program, source)))
-        return program.notes.pins[key]
 
     def _whole(self, node: Any, names: Iterable[str], written: set[str | None]
                ) -> tuple[str, ...]:
@@ -552,7 +404,7 @@ class _Recording(Interceptor):
                     f'{stack[-1].rstrip("/")}/')]
             whole += [path for path in (
                 name.rpartition('/')[0] or '/' for name in names)
-                if _persistent(links[path])]
+                if persistent_in(links[path])]
         return tuple(dict.fromkeys(whole))
 
 
@@ -606,13 +458,6 @@ def _real_in(value: Any) -> list[Any]:
         array := nested.array_of(leaf))]
 
 
-def _contents(cell: types.CellType) -> tuple:
-    try:
-        return cell.cell_contents,
-    except ValueError:      # there is nothing yet
-        return ()
-
-
 def _check_place(inputs: Iterable[Any], place: Place) -> None:
     """Refuses results of another micro-batch of the same update."""
     for x in inputs:
@@ -631,12 +476,6 @@ def _has_constants(tree: Any) -> bool:
         return kind == 'constant' and content is not None
     return any(_has_constants(one[1] if kind is dict else one)
                for one in content)
-
-
-def _persistent(link: chainer.Link) -> list[Any]:
-    """The persistent arrays of a link."""
-    return [value for name in link._persistent if isinstance(
-        value := vars(link).get(name), nested.ARRAYS)]
 
 
 def _kept(x: Any) -> Any:

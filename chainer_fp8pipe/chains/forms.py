@@ -1,0 +1,183 @@
+"""What is equal for calls that are written down alike: a call's form."""
+# A form says all of a call but the values of arrays.  Of Chainer's functions,
+# numbers that are no integers, and integers in arrays (each call of an EmbedID
+# gets other words), decide about no shape, and are left out; of a user's
+# functions they may be an index.  Functions are the same with the same things
+# around them, other objects if they are equal.  A call with something that
+# has no hash is like no other one.
+from __future__ import annotations
+
+import hashlib
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import chainer
+import numpy
+
+from . import nested
+from .calls import Source
+from .measure import CHAINERS
+from .placeholder import (
+    Ahead,
+    PlaceholderError,
+    describe_source,
+    is_placeholder,
+    looked_at,
+    user_line,
+)
+from .program import LOCAL, Program
+from .whole_call import ArrayCall, WholeCall
+
+_SIMPLE = frozenset((int, bool, str, type(None), type))
+#: Attributes with arrays whose values decide about the output's shape.
+_DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
+                       'slices'))
+
+
+def _contents(cell: types.CellType) -> tuple:
+    try:
+        return cell.cell_contents,
+    except ValueError:      # there is nothing yet
+        return ()
+
+
+#: What is in a value, by its type.
+_INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
+    dict: lambda value: value.items(),
+    slice: lambda value: (value.start, value.stop, value.step),
+    types.CellType: _contents,
+    types.MethodType: lambda value: (value.__self__, value.__func__),
+    types.FunctionType: lambda value: (
+        value.__code__, value.__defaults__, value.__kwdefaults__,
+        *(value.__closure__ or ()))}
+
+
+class Forms:
+    """Finds the forms of a program's calls.
+
+    Args:
+        program: That is being recorded.
+
+    Attributes:
+        config: Chainer's configuration of this thread as recording began.
+        owners: Paths of links with persistent arrays, by these arrays' ids.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program, self._names = program, program.names
+        self.config = dict(vars(LOCAL))
+        self.owners: dict[int, str] = {}
+        self.note_owners(self._names.links.values())
+        # Of the call that is looked at: what it reads, whether it is like no
+        # other one, and the functions around the value that is looked at.
+        self._read: list[Source | str] = []
+        self._is_unlike = False
+        self._around: set[int] = set()
+
+    def note_owners(self, links: Iterable[chainer.Link]) -> None:
+        """Notes the links' persistent arrays, which forward may have made."""
+        for link in links:
+            path = link._persistent and self._names.of(link)
+            if path:
+                self.owners.update((id(value), path)
+                                   for value in persistent_in(link))
+
+    def owner_of(self, array: Any) -> str | None:
+        """The link with a persistent array, which this one may be a view of.
+        """
+        return self.owners.get(id(array)) or self.owners.get(
+            id(getattr(array, 'base', None)))
+
+    def of(self, function: Any, inputs: tuple
+           ) -> tuple[Any, list[Source | str]]:
+        """The form of a call, and the values and parameters that it reads.
+
+        The form is None where no other call can be like this one.
+        """
+        kind, self._read, self._is_unlike = type(function), [], False
+        self._around.clear()
+        exact = not kind.__module__.startswith('chainer.')
+        found: list[Any] = [kind]
+        for x in inputs:
+            path = self._names.of(x)
+            if path is None or x._data[0] is None:
+                found.append(self._about(x, exact and not (
+                    kind is WholeCall or kind is ArrayCall
+                    and is_placeholder(x))))
+            else:
+                self._read.append(path)
+                found += x._data[0].shape, x._data[0].dtype, x._requires_grad
+        for name, value in function.__dict__.items():
+            if type(value) in _SIMPLE:
+                found += name, type(value), value
+            elif name not in CHAINERS:
+                found += name, self._about(value, exact or name in _DECIDING)
+        if vars(LOCAL) != self.config:
+            found.append(repr(vars(LOCAL)))
+        return None if self._is_unlike else tuple(found), self._read
+
+    def _about(self, value: Any, exact: bool) -> Any:
+        """Describes a value; ``exact``: with the numbers in its arrays."""
+        kind: Any = type(value)
+        if kind is Ahead and value._data[0].program is self._program:
+            array = value._data[0]
+            self._read.append(array.source)
+            return array.shape, array.dtype, value._requires_grad
+        if kind in _SIMPLE:
+            return kind, value
+        if isinstance(value, nested.LEAVES):
+            return self._about_array(value, exact)
+        if kind is types.FunctionType:
+            if id(value) in self._around:
+                return kind         # it calls itself
+            self._around.add(id(value))
+        inside = _INSIDE.get(kind)
+        if inside or isinstance(value, (list, tuple, deque)):
+            return kind, tuple([self._about(one, exact) for one in (
+                inside(value) if inside else value)])
+        if not exact and isinstance(value, (float, numpy.inexact)):
+            return kind
+        try:
+            hash(value)
+        except TypeError:
+            self._is_unlike = True
+            return None
+        return kind, value
+
+    def _about_array(self, value: Any, exact: bool) -> Any:
+        array = value if is_placeholder(value) else nested.array_of(value)
+        wants = array is not value and value.requires_grad
+        if array is not value and isinstance(value, chainer.Parameter) and (
+                self._names.of(value) is None):
+            raise ValueError(
+                f'{user_line()}: the model uses a parameter that is not among '
+                'its own; register it in init_scope')
+        if is_placeholder(array):
+            source = array.source
+            if array.program not in (None, self._program):
+                source = self._program.pin(array)
+            elif array.program is None and (
+                    source not in self._names.parameters):
+                raise PlaceholderError(
+                    f'{user_line()}: {describe_source(array)} is used, which '
+                    'is not here')
+            if exact and array.dtype.kind == 'b':
+                raise looked_at(array, 'indexing by a condition')
+            self._read.append(source)
+            return array.shape, array.dtype, wants
+        if array is not value and value._node._creator_node is not None:
+            raise ValueError(
+                f'{user_line()}: a variable of an earlier batch or micro-batch'
+                ' brings its graph; keep it in an attribute of a link, or call'
+                ' its unchain()')
+        return (array.shape, array.dtype, wants, self.owner_of(array),
+                hashlib.sha256(array.tobytes()).digest()
+                if exact and array.dtype.kind in 'biu' else None)
+
+
+def persistent_in(link: chainer.Link) -> list[Any]:
+    """The persistent arrays of a link."""
+    return [value for name in link._persistent if isinstance(
+        value := vars(link).get(name), nested.ARRAYS)]
