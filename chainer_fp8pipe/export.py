@@ -18,6 +18,7 @@ import onnx_chainer
 import onnxruntime
 
 from .command_line import Parser
+from .report.record import written_whole
 
 _DESCRIPTION = """
 Writes the model of a snapshot as ONNX, which runs without Chainer, if Chainer
@@ -40,8 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         help="a script, imported, and the model in it: 'train.py:Net(100)'")
     add('--example', required=True, metavar='FILE',
         help='a batch: a .npy, or a .npz with the arguments of forward')
-    add('-o', '--output', metavar='FILE', help='the file to write (default: '
-        'MODEL with the ending .onnx)')
+    add('-o', '--output', metavar='FILE', help='to write (MODEL.onnx)')
     options = parser.parse_args(arguments)
     output = options.output or os.path.splitext(options.model)[0] + '.onnx'
     try:
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> None:
         print(f'{options.model}, {load(model, options.model) or "whole"}: '
               f'{len(list(model.params()))} parameters')
         graph = proven(model, options.example)
-        with open(output, 'wb') as file:
+        with written_whole(output, 'wb') as file:
             file.write(graph)
     except Exception as error:
         parser.error(' '.join(f'{type(error).__name__}: {error}'.split()))

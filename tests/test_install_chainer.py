@@ -83,7 +83,10 @@ def installer(monkeypatch):
 def test_pip_builds_with_an_old_setuptools_and_installs_as_it_would(
         installer):
     options = ['--no-index', '--find-links', 'wheels']
-    assert install_chainer.main(options) == 0
+    assert install_chainer.main([*options, '--user', '-U']) == 0
+    assert [{'--user', '-U'} <= {*command}
+            for command in installer.commands] == [
+                False, False, False, True, True]
     tools, build, pack, install, needs = installer.commands
     for command in tools, build, install, needs:
         assert command[:4] == [sys.executable, '-m', 'pip', (

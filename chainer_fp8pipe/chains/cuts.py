@@ -141,7 +141,8 @@ class Intervals:
         #: gradients that wait, at the worst moment.
         (self.forward, self.backward, self.parameters, self.largest, self.kept,
          self.deferred, self.temporary) = tables
-        # Of the intervals that end with an atom, by their start.
+        # The tables' columns for the atom that is added, by the interval's
+        # start.
         now = numpy.zeros([7, self.count + 1])
         forward, backward, used, largest, kept, put_off, temporary = now
         seen: dict[Source | str, int] = {}

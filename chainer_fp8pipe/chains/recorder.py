@@ -2,9 +2,8 @@
 # Every rank runs the user's own forward, for every micro-batch, and each of
 # its calls comes here: it is written down and not made, and forward goes on
 # with placeholders for the outputs.  Most calls have been written down before:
-# a call's form says all of it but the values of arrays, and all else follows
-# from the form, what the call reads, and the links around it.  A new form is
-# measured.
+# all but the values of arrays follows from a call's form (`forms`), what it
+# reads, and the links around it.  A new form is measured.
 #
 # So Python runs once for a micro-batch on each rank, and all ranks have drawn,
 # counted and appended the same: nothing is put back, and control flow may be

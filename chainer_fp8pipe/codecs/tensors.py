@@ -97,6 +97,7 @@ class Layout:
                     (low - offset) * self.grain,
                     min((high - offset) * self.grain, self.sizes[index]))
 
+
 class Tensors(Layout):
     """Parameter tensors and their gradients, fused into one vector.
 
@@ -104,10 +105,10 @@ class Tensors(Layout):
     with them is added by :meth:`code`, which :meth:`.Codec.step` calls.
 
     Args:
-        names: See above.
+        names: One per tensor, see :class:`Layout`.
         gradients: Flat float32 arrays, all NumPy or all CuPy.
         parameters: Flat float32 arrays of the same sizes.
-        grain: See above.
+        grain: Elements of an entry, see :class:`Layout`.
 
     Attributes:
         xp: ``numpy`` or ``cupy``.

@@ -54,6 +54,12 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
     they are the same for every cut.  ``factory`` is a class or function that
     makes the layer of the arguments; else it raises TypeError.
 
+    .. admonition:: Example
+
+        >>> import chainer.links as L
+        >>> from chainer_fp8pipe.links import Divisible, lazy
+        >>> Divisible(lazy(L.Linear, 3, 2))[0].W.shape
+        (2, 3)
     """
     if isinstance(factory, Link) or not callable(factory):
         raise TypeError(
@@ -154,15 +160,14 @@ class Divisible(chainer.ChainList):
     def insert(self, index: int, layer: Any) -> None:
         """Adds a layer at the end; ``append`` and ``extend`` call it."""
         if self.layout or index != len(self):
-            del self[index]     # raises
+            raise ValueError(_KEEP_NUMBERS.format(self))
         super().insert(index, self._held(layer, index))
 
     def __setitem__(self, index: Any, layer: Any) -> None:
         super().__setitem__(operator.index(index), self._held(layer, index))
 
     def __delitem__(self, index: Any) -> NoReturn:
-        raise ValueError(f'layers of {self!r} keep their numbers; add some at '
-                         'the end of the whole, or make a new model of others')
+        raise ValueError(_KEEP_NUMBERS.format(self))
 
     def _held(self, layer: Any, index: int) -> Link:
         """The link that holds a layer at its place."""
@@ -400,6 +405,8 @@ class Divisible(chainer.ChainList):
                for array in parameter._data[:1]}}
 
 
+_KEEP_NUMBERS = ('layers of {!r} keep their numbers; add some at the end of '
+                 'the whole, or make a new model of others')
 _ONE_BY_ONE = ('A pipeline runs layers one by one, and would pass it over; '
                'make it a layer; hooks: add them to layers')
 

@@ -56,7 +56,7 @@ class ReplicaIterator(SerialIterator):
                 f'{len(dataset)} samples of the data set must be at least '
                 f'one sample for each of the {replicas} replicas')
         self._share: tuple[int, int] = index, replicas
-        # Of the epochs of a batch.
+        # A batch may have samples of two epochs, whose orders are kept.
         self._order_of = functools.lru_cache(2)(lambda epoch: epoch_order(
             len(dataset), seed, epoch, shuffle))
         # Chainer's order is the places in an epoch.

@@ -160,7 +160,7 @@ class RunReport(extension.Extension):
 
 
 class _Curves:
-    """What the training reports, as points of one or more updates."""
+    """Averages what the training reports over some updates, to a point."""
 
     def __init__(self, updater: Any, parts: list[record.Part]) -> None:
         self.updater, self._parts = updater, parts
