@@ -348,7 +348,10 @@ class _Making(Interceptor):
     apply = staticmethod(call_unchecked)
 
     def __init__(self, statistics: BatchStatistics) -> None:
-        self.call_link = statistics.call_link   # type: ignore[method-assign]
+        self._statistics = statistics
+
+    def call_link(self, *call: Any) -> Any:
+        return self._statistics.call_link(*call)
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         # A link that was recorded, but not run, would give a shape again.

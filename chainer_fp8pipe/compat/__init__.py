@@ -9,6 +9,7 @@ import glob
 import importlib.machinery
 import sys
 import warnings
+from typing import Any
 
 from ._edits import TODAY
 
@@ -49,8 +50,8 @@ class LastFinder:
                 sys._getframe(2).f_globals['__name__'] == 'importlib.util'):
             return None
         if name.startswith('chainer_fp8pipe.'):
-            return importlib.machinery.ModuleSpec(
-                name, self)     # type: ignore[arg-type]
+            loader: Any = self
+            return importlib.machinery.ModuleSpec(name, loader)
         raise ModuleNotFoundError(ABSENT[name], name=name)
 
     def create_module(self, spec):

@@ -74,12 +74,13 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str
           ) -> None:
     """Writes a rank's file; what was there before is replaced at the end."""
     os.makedirs(folder, exist_ok=True)
+    values: dict[str, Any] = {**state, _MANIFEST: as_json({
+        'format': _FORMAT, 'rank': rank, 'ranks': ranks,
+        'identity': identity, 'digests': {
+            key: digest_of(value) for key, value in state.items()}})}
     with written_whole(os.path.join(folder, names_of(ranks)[rank]), 'wb'
                        ) as file:
-        numpy.savez(file, **state, **{_MANIFEST: as_json({  # type: ignore
-            'format': _FORMAT, 'rank': rank, 'ranks': ranks,
-            'identity': identity, 'digests': {
-                key: digest_of(value) for key, value in state.items()}})})
+        numpy.savez(file, **values)
         file.flush()
         os.fsync(file.fileno())
 
