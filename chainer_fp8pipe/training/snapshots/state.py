@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import io
 import json
 import math
 import pickle
@@ -148,7 +149,8 @@ def _attributes(owner: Any) -> dict[str, Any]:
             if isinstance(value, (int, float, numpy.generic,
                                   *chainer.get_array_types()))}}
     if isinstance(owner, chainer.dataset.Iterator):
-        found.pop('dataset', None)
+        for name in 'dataset', '_state':        # Chainer saves the latter
+            found.pop(name, None)
     elif isinstance(owner, (chainer.Optimizer, chainer.UpdateRule)):
         found = {name: value for name, value in found.items()
                  if name not in _ELSEWHERE}
@@ -157,14 +159,31 @@ def _attributes(owner: Any) -> dict[str, Any]:
     return found
 
 
-def _fingerprint(value: Any) -> int:
-    """A number that changes when a value does; objects are only told apart."""
-    if isinstance(value, _OF_PYTHON) or any(
-            kind.__module__.partition('.')[0] in _VALUES
-            for kind in type(value).__mro__[:-1]):
-        with contextlib.suppress(Exception):    # of an object in it
-            return hash(pickle.dumps(value))
-    return id(value)
+class _Fingerprints(pickle.Pickler):
+    """Makes numbers that change when values do; others are only told apart.
+
+    What the trainer saves by itself is no value, wherever it is.
+    """
+
+    def __init__(self, trainer: training.Trainer) -> None:
+        self._saved = {id(one) for optimizer
+                       in trainer.updater.get_all_optimizers().values()
+                       for one in (*optimizer.target.links(),
+                                   *optimizer.target.params())}
+
+    def of(self, value: Any) -> int:
+        if isinstance(value, (*_OF_PYTHON, chainer.Link)) or any(
+                kind.__module__.partition('.')[0] in _VALUES
+                for kind in type(value).__mro__[:-1]):
+            with contextlib.suppress(Exception):    # of an object in it
+                super().__init__(file := io.BytesIO())
+                self.dump(value)
+                return hash(file.getvalue())
+        return id(value)
+
+    def persistent_id(self, one: Any) -> int | None:
+        return id(one) if id(one) in self._saved or isinstance(one, (
+            chainer.Optimizer, chainer.dataset.Iterator)) else None
 
 
 #: By trainer: of which a snapshot was taken, or which went on from one.
@@ -178,10 +197,11 @@ def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
     Call it before a trainer runs or is resumed; the first call counts, for
     each object that may have been added since.
     """
-    first = _beginnings.setdefault(trainer, {})
+    first, fingerprint = _beginnings.setdefault(
+        trainer, {}), _Fingerprints(trainer).of
     for key, owner in _owners(trainer):
         if key not in first:
-            first[key] = {name: _fingerprint(value)
+            first[key] = {name: fingerprint(value)
                           for name, value in _attributes(owner).items()}
     return first
 
@@ -189,15 +209,16 @@ def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
 def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     """Attributes that Chainer does not save; and the names of the others."""
     first, state, left_out = note_beginning(trainer), State(), []
+    fingerprint = _Fingerprints(trainer).of
     for key, owner in _owners(trainer):
         kept, arrays, before = {}, State(), first[key]
         for name, value in _attributes(owner).items():
             try:
                 if key.startswith(_KEPT) or (
-                        before.get(name) != _fingerprint(value)):
+                        before.get(name) != fingerprint(value)):
                     kept[name] = _pack(value, key, arrays)
             except (TypeError, RecursionError):     # it has itself
-                if before.get(name) != _fingerprint(value) and (
+                if before.get(name) != fingerprint(value) and (
                         not _is_librarys(owner)):
                     left_out.append(
                         f'{name} of {key[4:].replace("/", " ", 1)}, a '

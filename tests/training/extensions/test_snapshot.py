@@ -14,6 +14,7 @@ from chainer_fp8pipe.training.extensions import (
 from chainer_fp8pipe.training.snapshots import file
 
 import chainer
+import chainer.links as L
 import numpy
 import pytest
 from chainer import training
@@ -471,9 +472,11 @@ class Threaded:
     def __init__(self):
         self.lock, self.model, self.kept = [], None, {}
         self.random = numpy.random.RandomState(1)
+        self.average = L.Linear(1, 1)
 
     def __call__(self, trainer):
         self.random.rand()
+        self.average.b.array += 1       # no optimizer has it
         self.model = trainer.updater.get_optimizer('main').target.copy()
         self.kept[trainer.updater.iteration] = 'x'      # is kept
         self.lock.append(threading.Lock())
@@ -481,7 +484,11 @@ class Threaded:
 
 @on_ranks(2)
 def test_what_is_in_no_snapshot_is_named_once(comm, tmp_path):
+    """And nothing else, as what Chainer saves of an updater of one's own."""
     trainer, communicator = make_trainer(comm, tmp_path, 2)
+    trainer.updater.__class__ = type('Own', (training.StandardUpdater,), {})
+    trainer.updater.models = {
+        'main': (trainer.updater.get_optimizer('main').target,)}
     if comm.rank:       # of a rank that does not warn
         trainer.extend(Threaded(), name='threaded')
     trainer.extend(Snapshot(communicator), trigger=(3, 'iteration'))
@@ -492,7 +499,8 @@ def test_what_is_in_no_snapshot_is_named_once(comm, tmp_path):
         f'the training changes {what}, which is in no snapshot: a run that '
         'goes on has it as the script makes it; keep numbers, texts, arrays, '
         'and lists or dictionaries of them'
-        for what in ('lock of extension threaded, a list',
+        for what in ('average of extension threaded, a Linear',
+                     'lock of extension threaded, a list',
                      'model of extension threaded, a Classifier',
                      'random of extension threaded, a RandomState')
         if comm.rank == 0]
