@@ -37,7 +37,7 @@ _SECONDS, _SHARE = 10.0, 1 / 256
 #: The events of an update are kept if it is the so-many-th of a start, twice,
 #: four times, ..., unless they are too many for a picture.
 _REGULAR, _MOST_EVENTS = 5, 5_000
-_BYTES = 'bytes_sent', 'stage_bytes', 'stage_arrays'
+_BYTES = 'stage_bytes', 'stage_arrays'
 #: Updates after which a point of the curves is the mean of two, then three.
 _POINTS = 500
 #: Seconds that rank 0 waits for the other ranks' last lines.
@@ -202,9 +202,8 @@ class _Steps:
         # Of updates since the last interval: ends, seconds, and seconds by
         # section.
         self._laps: list[tuple[float, float, dict[str, float]]] = []
-        self._stream = stream_of(updater, *(
-            getattr(optimizer, 'communicator', None)
-            for optimizer in updater.get_all_optimizers().values()))
+        self._stream = stream_of(updater, *map(
+            _communicator_of, updater.get_all_optimizers().values()))
         self._kept = self._stream.keep()
         # When the last lap ended, and what the stream had counted by then.
         self._end, self._counted = 0.0, dict[str, float]()
@@ -245,9 +244,15 @@ class _Steps:
                     if event.end > begin)))
 
     def _counts(self) -> dict[str, float]:
-        """What the stream has counted: hidden seconds, and bytes."""
-        return {**self._stream.hidden, **{
+        """What was counted: hidden seconds, and bytes, also by codec."""
+        found = {**self._stream.hidden, **{
             name: getattr(self._stream, name) for name in _BYTES}}
+        for one in {*map(_communicator_of, self._updater.get_all_optimizers(
+                ).values())}:
+            if isinstance(events := getattr(one, 'events', 0), EventStream):
+                name = _name_of(one)
+                found[name] = found.get(name, 0) + events.bytes_sent
+        return found
 
     def sum_up(self) -> None:
         """The updates since the last call, if there are some."""
@@ -275,7 +280,7 @@ class _Steps:
             {name: float(values.mean()) for name, values in sections.items()
              if values.any()},
             {name: grown[name] for name in record.PHASES if grown.get(name)},
-            *_sent(self._updater, *(grown[name] for name in _BYTES))))
+            *_sent(self._updater, grown)))
 
 
 def _start(updater: Any, ranks: int) -> record.RunStart:
@@ -288,7 +293,7 @@ def _start(updater: Any, ranks: int) -> record.RunStart:
             optimizer, 'actual_optimizer', optimizer)).__name__,
         'model': f'{type(optimizer.target).__name__}, '
                  f'{_elements(optimizer):,} parameters'}
-    if (communicator := getattr(optimizer, 'communicator', None)) is not None:
+    if (communicator := _communicator_of(optimizer)) is not None:
         settings |= {'communicator': _name_of(communicator), **{
             option: str(value) for option, value in getattr(getattr(
                 communicator, 'options', None), '__dict__', {}).items()
@@ -324,28 +329,32 @@ def _watch(calls: AroundCalls, stream: EventStream, updater: Any) -> None:
         return
     watch(chainer.Variable, 'backward', 'backward')
     for optimizer in updater.get_all_optimizers().values():
-        watch(getattr(optimizer, 'communicator', None), 'exchange',
+        watch(_communicator_of(optimizer), 'exchange',
               'bcast_data', 'multi_node_mean_grad')
         watch(optimizer.target, 'forward', '__call__')
         watch(getattr(optimizer, 'actual_optimizer', optimizer), 'update',
               'update')
 
 
-def _sent(updater: Any, gradients: float, to_stages: float, whole: float
+def _sent(updater: Any, grown: Mapping[str, float]
           ) -> tuple[dict[str, float], dict[str, float]]:
     """The mean bytes of an update as in :class:`.RankInterval`."""
+    to_stages, whole = (grown[name] for name in _BYTES)
     sent, in_float32 = {TO_STAGES: to_stages}, {TO_STAGES: whole}
-    optimizer = updater.get_all_optimizers().get('main')
-    communicator = getattr(optimizer, 'communicator', None)
-    if communicator is not None:
-        size, name = communicator.size, _name_of(communicator)
-        # Elements of 4 bytes, which go out and come back.
-        in_float32[name] = 8.0 * (size - 1) / size * _elements(optimizer)
-        # ChainerMN's counts nothing.
-        sent[name] = gradients if isinstance(getattr(
-            communicator, 'events', None), EventStream) else in_float32[name]
+    for optimizer in updater.get_all_optimizers().values():
+        if (communicator := _communicator_of(optimizer)) is not None:
+            size, name = communicator.size, _name_of(communicator)
+            # Elements of 4 bytes, which go out and come back.
+            in_float32[name] = in_float32.get(name, 0.0) + (
+                8.0 * (size - 1) / size * _elements(optimizer))
+            # ChainerMN's counts nothing.
+            sent[name] = grown.get(name, in_float32[name])
     return {codec: own for codec, own in sent.items() if in_float32[codec]
             }, in_float32
+
+
+def _communicator_of(optimizer: Any) -> Any:
+    return getattr(optimizer, 'communicator', None)
 
 
 def _name_of(communicator: Any) -> str:

@@ -20,6 +20,7 @@ from chainer_fp8pipe.training.extensions import (
 
 import chainer
 import chainer.links as L
+import chainermn
 import numpy
 import pytest
 from chainer.training.updaters import StandardUpdater
@@ -88,6 +89,24 @@ def test_all_codecs_and_communicators_are_recorded(
             *range(comm.size)}
         assert {'input', 'forward', 'backward', 'exchange', 'update'} <= {
             event.name for event in update.events}
+
+
+@on_ranks(2)
+def test_two_models_bytes_are_added_up_by_communicator(comm, tmp_path):
+    codecs = {'gen': 'int4', 'dis': 'float32'}
+    made = {name: create_communicator(codec, comm)
+            for name, codec in codecs.items()}
+    trainer = trainer_of(tmp_path, TwoModels, made, communicators=made)
+    trainer.extend(RunReport(comm, filename=None))
+    trainer.run()
+    comm.Barrier()
+    intervals = read_record(str(tmp_path)).intervals
+    for codec in codecs.values():
+        # 21 parameters there and back; int4's warm-up is in float32.
+        assert sum(one.float32[codec] for one in intervals) == 21 * 8
+        assert sum(one.sent[codec] for one in intervals) == 21 * 8
+    for one in made.values():
+        one.finalize()
 
 
 def test_what_a_rank_waits_for_is_not_its_own_work(tmp_path):
@@ -219,11 +238,16 @@ def test_a_record_that_cannot_be_written_does_not_end_the_training(
 
 # --- one process -------------------------------------------------------------
 
-def trainer_of(out, updater=StandardUpdater, names=('main',), updates=8):
-    """Of plain Chainer."""
+def trainer_of(out, updater=StandardUpdater, names=('main',), updates=8,
+               communicators=None):
+    """Of plain Chainer, or of ChainerMN with communicators by name."""
     data = [(numpy.ones(6, 'f'), numpy.int32(n % 3)) for n in range(20)]
-    optimizers = {name: chainer.optimizers.SGD().setup(
-        L.Classifier(L.Linear(6, 3))) for name in names}
+    optimizers = {name: chainer.optimizers.SGD() for name in names}
+    for name, one in (communicators or {}).items():
+        optimizers[name] = chainermn.create_multi_node_optimizer(
+            optimizers[name], one)
+    for one in optimizers.values():
+        one.setup(L.Classifier(L.Linear(6, 3)))
     return chainer.training.Trainer(updater(
         chainer.iterators.SerialIterator(data, 5), optimizers),
         (updates, 'iteration'), str(out))
