@@ -1,12 +1,15 @@
 """What is equal for calls that are written down alike: a call's form."""
-# A form says all of a call but the values of arrays.  Of Chainer's functions,
-# numbers that are no integers, and integers in arrays (each call of an EmbedID
-# gets other words), decide about no shape, and are left out; of a user's
-# functions they may be an index.  Functions are the same with the same things
-# around them, other objects if they are equal.  A call with something that
-# has no hash is like no other one.
+# A form says all of a call but the values of arrays.  A call's key is its
+# form, what it reads, its number, and the links around it.
+#
+# Of Chainer's functions, numbers that are no integers, and integers in arrays
+# (each call of an EmbedID gets other words), decide about no shape, and are
+# left out; of a user's functions they may be an index.  Functions are the same
+# with the same things around them, other objects if they are equal.  A call
+# with something that has no hash is like no other one.
 from __future__ import annotations
 
+import functools
 import hashlib
 import types
 from collections import deque
@@ -54,6 +57,11 @@ _INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
         *(value.__closure__ or ()))}
 
 
+@functools.lru_cache(None)
+def _is_users(kind: Any) -> bool:
+    return not kind.__module__.startswith('chainer.')
+
+
 class Forms:
     """Finds the forms of a program's calls.
 
@@ -62,22 +70,24 @@ class Forms:
 
     Attributes:
         config: Chainer's configuration of this thread as recording began.
+        stack: The links around the call.
+        read: The values and parameters that the last call reads.
         owners: Paths of links with persistent arrays, by these arrays' ids.
     """
 
     def __init__(self, program: Program) -> None:
         self._program, self._names = program, program.names
         self.config = dict(vars(LOCAL))
+        self.stack: list[chainer.Link] = []
+        self.read: list[Source | str] = []
         self.owners: dict[int, str] = {}
-        self.note_owners(self._names.links.values())
-        # Of the call that is looked at: what it reads, whether it is like no
-        # other one, and the functions around the value that is looked at.
-        self._read: list[Source | str] = []
+        self._note_owners(self._names.links.values())
+        # Of the call that is looked at: whether it is like no other one, and
+        # the functions around the value that is looked at.
         self._is_unlike = False
         self._around: set[int] = set()
 
-    def note_owners(self, links: Iterable[chainer.Link]) -> None:
-        """Notes the links' persistent arrays, which forward may have made."""
+    def _note_owners(self, links: Iterable[chainer.Link]) -> None:
         for link in links:
             path = link._persistent and self._names.of(link)
             if path:
@@ -87,28 +97,32 @@ class Forms:
     def owner_of(self, array: Any) -> str | None:
         """The link with a persistent array, which this one may be a view of.
         """
+        self._note_owners(self.stack)       # forward may have made it
         return self.owners.get(id(array)) or self.owners.get(
             id(getattr(array, 'base', None)))
 
-    def of(self, function: Any, inputs: tuple
-           ) -> tuple[Any, list[Source | str]]:
-        """The form of a call, and the values and parameters that it reads.
+    def of(self, function: Any, inputs: tuple) -> tuple | None:
+        """The key of a call, which begins with its form.
 
-        The form is None where no other call can be like this one.
+        It is None where no other call can be like this one.
         """
-        kind, self._read, self._is_unlike = type(function), [], False
+        kind: Any = type(function)
+        program, path_of = self._program, self._names.of
+        self.read, self._is_unlike = [], False
         self._around.clear()
-        exact = not kind.__module__.startswith('chainer.')
+        exact, read = _is_users(kind), self.read
         found: list[Any] = [kind]
         for x in inputs:
-            path = self._names.of(x)
-            if path is None or x._data[0] is None:
+            if type(x) is Ahead and (array := x._data[0]).program is program:
+                source: Any = array.source
+            elif (source := path_of(x)) is None or (array := x._data[0]
+                                                    ) is None:
                 found.append(self._about(x, exact and not (
                     kind is WholeCall or kind is ArrayCall
                     and is_placeholder(x))))
-            else:
-                self._read.append(path)
-                found += x._data[0].shape, x._data[0].dtype, x._requires_grad
+                continue
+            read.append(source)
+            found += array.shape, array.dtype, x._requires_grad
         for name, value in function.__dict__.items():
             if type(value) in _SIMPLE:
                 found += name, type(value), value
@@ -116,17 +130,17 @@ class Forms:
                 found += name, self._about(value, exact or name in _DECIDING)
         if vars(LOCAL) != self.config:
             found.append(repr(vars(LOCAL)))
-        return None if self._is_unlike else tuple(found), self._read
+        return None if self._is_unlike else (
+            tuple(found), tuple(read), len(program.calls),
+            *map(id, self.stack))
 
     def _about(self, value: Any, exact: bool) -> Any:
         """Describes a value; ``exact``: with the numbers in its arrays."""
         kind: Any = type(value)
-        if kind is Ahead and value._data[0].program is self._program:
-            array = value._data[0]
-            self._read.append(array.source)
-            return array.shape, array.dtype, value._requires_grad
         if kind in _SIMPLE:
             return kind, value
+        if kind is tuple and _SIMPLE.issuperset(kinds := [*map(type, value)]):
+            return kind, *kinds, value
         if isinstance(value, nested.LEAVES):
             return self._about_array(value, exact)
         if kind is types.FunctionType:
@@ -165,7 +179,7 @@ class Forms:
                     'is not here')
             if exact and array.dtype.kind == 'b':
                 raise looked_at(array, 'indexing by a condition')
-            self._read.append(source)
+            self.read.append(source)
             return array.shape, array.dtype, wants
         if array is not value and value._node._creator_node is not None:
             raise ValueError(

@@ -1,6 +1,6 @@
 """What calls give and cost, found out by making them alone."""
 # Chainer has no shape inference, so a call of a form that was not seen before
-# is made alone, on made-up values.  What was found (`Figures`)
+# is made alone, on made-up values.  What was found (`KnownCall`)
 # serves all calls of this form.  A link or function that runs as one call is
 # made on two kinds of values, as numbers that it returns must not be of data.
 from __future__ import annotations
@@ -56,10 +56,13 @@ _SHORT, _TIMES = 2e-3, 3
 
 
 @dataclass(eq=False)
-class Figures(Call):
-    """A call that was made alone, for all calls of its form."""
+class KnownCall(Call):
+    """What is the same of a call in all programs, which share this object.
 
-    #: Placeholders like the outputs.
+    Most was found out by making it alone, for all calls of its form.
+    """
+
+    #: Placeholders like the outputs, of no program.
     forms: dict[int | str, Any] = field(default_factory=dict)
     #: Numbers of the inputs and outputs that are kept for backward.
     kept_inputs: tuple[int, ...] = ()
@@ -72,10 +75,17 @@ class Figures(Call):
     #: Labels that losses leave out of their means, and the index of the input
     #: that has the labels (None if unknown).
     ignored: tuple[tuple[int, int | None], ...] = ()
+    alone: bool = False     # it follows from the batch, and is made by all
+    config: Mapping[str, Any] = field(default_factory=dict)  # that has changed
+    reads: tuple[str, ...] = ()     # links whose persistent arrays it uses
+    numbers: tuple[str, ...] = ()   # attributes that are numbers,
+    hidden: tuple[str, ...] = ()    # that have placeholders inside,
+    copied: tuple[str, ...] = ()    # to which Python may write
+    real: tuple[int, ...] = ()      # indexes of such arguments
 
 
 def measured(node: Any, inputs: tuple, original: Callable, link: str,
-             names: Names, pipeline: Any, timed: bool) -> Figures:
+             names: Names, pipeline: Any, timed: bool) -> KnownCall:
     """The figures of a call, which is made on made-up values.
 
     Args:
@@ -207,7 +217,7 @@ class _Inside(SeesLabels):
         self._ignored.append((label, nested.array_of(labels)))
 
     def labels(self, inputs: tuple) -> tuple[tuple[int, int | None], ...]:
-        """See :attr:`.Figures.ignored`; labels may be reshaped inside."""
+        """See :attr:`.KnownCall.ignored`; labels may be reshaped inside."""
         arrays = list(map(nested.array_of, inputs))
         return tuple(dict.fromkeys([(label, next((
             index for index, array in enumerate(arrays) if array is labels or (
@@ -217,7 +227,7 @@ class _Inside(SeesLabels):
 
 
 def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
-             ) -> Figures:
+             ) -> KnownCall:
     """The figures of a call, which is made alone on made-up values."""
     own, kind = dict(attributes_of(node)), type(function_of(node)).__name__
     arrays = {name: value.copy() for name, value in own.items() if isinstance(
@@ -244,12 +254,12 @@ def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
     return call
 
 
-def _made(node: Any, inputs: tuple, original: Callable) -> Figures:
+def _made(node: Any, inputs: tuple, original: Callable) -> KnownCall:
     """Makes a call; what it gives, keeps and takes."""
     try:
-        call = Figures(node.label)
+        call = KnownCall(node.label)
     except PlaceholderError:    # it would name a number that it computes with
-        call = Figures(type(function_of(node)).__name__)
+        call = KnownCall(type(function_of(node)).__name__)
     call.deferrable = type(node) in SEPARABLE and any(
         isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
     arguments = tuple(map(_real, inputs))
@@ -292,7 +302,7 @@ def clock_of(device: Any) -> Callable[[], float]:
     return now
 
 
-def _note_outputs(call: Figures, node: Any, arguments: tuple, outs: tuple
+def _note_outputs(call: KnownCall, node: Any, arguments: tuple, outs: tuple
                   ) -> None:
     """Notes shapes of outputs, what is kept of them, and what they share."""
     xp_of = chainer.backend.get_array_module

@@ -114,7 +114,7 @@ class Partition:
                 again = recorder.record(function, both)
                 state.read = frozenset(
                     key for key, value in found.items()
-                    if any((id(program), source) in again.notes.pins
+                    if any((program, source) in again.notes.pins
                            for source in sources_in(value)))
                 # What it keeps is where it is made.
                 again.kept = {key: value for key, value in attributes(
@@ -123,9 +123,8 @@ class Partition:
                 for _ in range(2 * bool(state.read)):
                     layouts.having = layouts.of(again).holders
                     settled()
-                    for call in again.calls:
-                        if call.before is not None:
-                            call.pinned = program.chunk_of(call.before[1])
+                    for (_, source), pin in again.notes.pins.items():
+                        again.calls[pin.call].pinned = program.chunk_of(source)
                 late = layouts.of(again).holders
                 program.kept = {key: value for key, value in found.items()
                                 if key in state.read}

@@ -1,11 +1,11 @@
 """The calls of a forward pass, which a rank makes in part, or makes again."""
-# A program has the calls of one micro-batch, in their order, each with its
-# arguments, attributes and configuration as they were when forward made the
-# call.  A chunk of the model is the calls between two cuts.  A rank makes the
-# calls of its own chunks, on real values, whose graph begins and ends there;
-# others it forgets as soon as it knows where they are made.  So nothing but
-# functions runs here: no code of the user's that counts, draws or branches,
-# however often a chunk is made.
+# A program has the calls of one micro-batch, in their order, and what making
+# them takes: the functions, with their attributes and arguments as they were
+# when forward made the call.  A chunk of the model is the calls between two
+# cuts.  A rank makes the calls of its own chunks, on real values, whose graph
+# begins and ends there; what others take it forgets as soon as it knows where
+# they are made.  So nothing but functions runs here: no code of the user's
+# that counts, draws or branches, however often a chunk is made.
 from __future__ import annotations
 
 import contextlib
@@ -25,9 +25,9 @@ from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import nested
 from .attributes import Names
-from .calls import Call, Source, Value
+from .calls import Source, Value
 from .layout import Layout, sources_in
-from .measure import Figures, again, attributes_of
+from .measure import KnownCall, again, attributes_of
 from .placeholder import (
     Ahead,
     PlaceholderError,
@@ -46,34 +46,6 @@ class CallError(RuntimeError):
 
 
 @dataclass(eq=False)
-class RecordedCall(Call):
-    """A call that is not made yet, with all that making it takes."""
-
-    #: Of all calls of this form; None: a value that a link has kept.
-    figures: Figures | None = None
-    node: Any = None            # not run itself, but copies of it
-    attributes: Mapping[str, Any] = field(default_factory=dict)  # of before
-    arguments: tuple[Any, ...] = ()     # with placeholders among them
-    results: tuple[Any, ...] = ()       # with which forward went on
-    hidden: tuple[str, ...] = ()        # attributes with placeholders inside
-    config: Mapping[str, Any] = field(default_factory=dict)  # that has changed
-    reads: tuple[str, ...] = ()     # links whose persistent arrays it uses
-    copied: tuple[str, ...] = ()    # attributes to which Python may write
-    real: tuple[int, ...] = ()      # indexes of such arguments
-    before: tuple[Program, Source] | None = None    # of a kept value
-    made: Any = None            # a WholeCall that has run and will run again
-
-    def error(self, number: int, text: str) -> CallError:
-        """The error for this call."""
-        return CallError(f'call {number} ({self.name} in {self.link}){text}')
-
-    def forget(self) -> None:
-        """Drops what making the call takes."""
-        self.node = self.before = None
-        self.attributes, self.arguments = {}, ()
-
-
-@dataclass(eq=False)
 class Notes:
     """What recording a program notes beside its calls."""
 
@@ -82,8 +54,8 @@ class Notes:
     labels: list[tuple[int, int]] = field(default_factory=list)
     #: Among the calls' attributes, which all ranks must share.
     numbers: list[Any] = field(default_factory=list)
-    #: What stands for values of earlier programs, by their id and name there.
-    pins: dict[tuple[int, Source], Source] = field(default_factory=dict)
+    #: What stands for values of earlier programs, by program and name there.
+    pins: dict[tuple[Program, Source], Source] = field(default_factory=dict)
     unchained: set[Source] = field(default_factory=set)
 
 
@@ -99,7 +71,11 @@ class Program:
 
     def __init__(self, names: Names, place: Place) -> None:
         self.names, self.place = names, place
-        self.calls: list[RecordedCall] = []
+        self.calls: list[KnownCall] = []
+        #: What making each call takes: the function, which is not run itself,
+        #: but copies of it; its attributes from before; and its arguments,
+        #: with placeholders in both.  None: it is not made here.
+        self.takes: list[tuple[Any, Any, tuple] | None] = []
         self.notes = Notes()
         self.result: Any = None                 # what forward returned
         self.reports: dict[str, Any] = {}       # by name
@@ -119,10 +95,9 @@ class Program:
 
     def pin(self, array: Any) -> Source:
         """Names a value that a link has kept from an earlier program."""
-        before, source = array.program, array.source
-        pins, key = self.notes.pins, (id(before), source)
+        pins, key = self.notes.pins, (array.program, array.source)
         if key not in pins:
-            chunk = before.chunk_of(source)
+            chunk = array.program.chunk_of(array.source)
             if chunk is None:
                 raise ValueError(
                     f'{user_line()}: a value of an earlier batch or '
@@ -130,9 +105,10 @@ class Program:
                     'in attributes of links, and call partition() with an '
                     'example that reads it in its second call')
             pins[key] = Source(len(self.calls), 0)
-            self.calls.append(RecordedCall(
+            self.calls.append(KnownCall(
                 'state', outputs={0: Value(array.shape, array.dtype)},
-                pinned=chunk, before=(before, source)))
+                pinned=chunk))
+            self.takes.append(None)
         return pins[key]
 
     def description(self, where: str = '') -> dict[str, str]:
@@ -146,8 +122,8 @@ class Program:
 
     def key(self) -> Any:
         """Equal for programs with one layout."""
-        return (tuple([(call.figures, call.link, call.inputs,
-                        call.parameters, call.whole, call.reads, call.pinned)
+        return (tuple([call if call.pinned is None else
+                       (call.pinned, *call.outputs.values())
                        for call in self.calls]),
                 tuple([(name, sources_in(value))
                        for name, value in self.reports.items()]),
@@ -155,11 +131,10 @@ class Program:
                 sources_in(self.result))
 
     def settle(self, layout: Layout, own: Iterable[int]) -> None:
-        """Notes where calls are made; forgets those of other ranks."""
+        """Notes where calls are made; forgets what others take."""
         self.layout, mine = layout, set(own)
-        for call, chunk in zip(self.calls, layout.chunks, strict=True):
-            if chunk not in mine:
-                call.forget()
+        self.takes = [one if chunk in mine else None for one, chunk in zip(
+            self.takes, layout.chunks, strict=True)]
 
     def chunk_of(self, source: Source) -> int | None:
         """The chunk that keeps a value; None: none does."""
@@ -169,8 +144,8 @@ class Program:
 
     def forget(self) -> None:
         """Drops all but the values that a later program may read."""
-        self.calls, self.result = [], None
-        self.reports, self.found = {}, {}
+        self.calls, self.takes, self.result = [], [], None
+        self.reports, self.found, self.notes = {}, {}, Notes()
 
     # --- a chunk -------------------------------------------------------------
 
@@ -190,23 +165,20 @@ class Program:
             chainer.Variable(array, requires_grad=self._wants(source))
             for source, array in zip(incoming, arrays, strict=True)])
         values: dict[Source, Any] = dict(zip(incoming, inputs, strict=True))
+        values.update({
+            pin: chainer.Variable(before.values[source], requires_grad=False)
+            for (before, source), pin in self.notes.pins.items()
+            if layout.chunks[pin.call] == chunk})
         numbers: dict[int, int] = {}
         found: dict[str, Any] = {}
         with intercepting(_Making(statistics)), \
                 self.names.reporter.scope(found):
-            for number, of in enumerate(layout.chunks):
-                call = self.calls[number]
-                if of != chunk:
-                    continue
-                if call.figures is None:        # kept from an earlier batch
-                    assert call.before is not None
-                    program, source = call.before
-                    values[Source(number, 0)] = chainer.Variable(
-                        program.values[source], requires_grad=False)
-                    continue
-                node, arguments = self._ready(call, values, is_first)
-                numbers[id(node)] = number
-                self._make(number, call, node, arguments, values)
+            for number, taken in enumerate(self.takes):
+                if taken and layout.chunks[number] == chunk:
+                    node = self._ready(number, values, is_first)
+                    numbers[id(node)] = number
+                    self._make(number, node, [
+                        self.real(x, values) for x in taken[2]], values)
         outputs = tuple([
             values[one] for one in layout.outgoing[chunk]
         ] if chunk + 1 < len(layout.outgoing) else [
@@ -227,82 +199,80 @@ class Program:
         return (Tape(inputs, outputs, describe, numbers),
                 tuple([one.array for one in outputs]))
 
-    def _ready(self, call: RecordedCall, values: dict, is_first: bool
-               ) -> tuple[Any, tuple]:
-        """The function of a call, ready to be run, and its arguments."""
-        node, call.made = call.made, None
-        if node is None:
-            own = dict(call.attributes)
-            if not is_first and call.figures:
-                own.update((name, own[name].copy())     # it has written
-                           for name in call.figures.writes)
-            node = again(call.node, own)
-        own = attributes_of(node)
-        for name in call.hidden:
-            own[name] = nested.mapped(
-                own[name], lambda leaf: self.real(leaf, values))
-        if is_first and isinstance(node, WholeCall) and chainer.config.train:
-            node.repeats = not chainer.config.enable_backprop
-            call.made = node if node.repeats else None
-        return node, tuple([self.real(x, values) for x in call.arguments])
+    def _ready(self, number: int, values: dict, is_first: bool) -> Any:
+        """The function of a call, ready to be run."""
+        call = self.calls[number]
+        node, attributes, arguments = self.takes[number] or (None, None, ())
+        if attributes is not None:      # else it has run already
+            node = again(node, attributes)
+            own = attributes_of(node)
+            for name in () if is_first else call.writes:
+                own[name] = own[name].copy()        # it has written
+            for name in call.hidden:
+                own[name] = nested.mapped(
+                    own[name], lambda leaf: self.real(leaf, values))
+            if is_first and type(node) is WholeCall and chainer.config.train:
+                node.repeats = not chainer.config.enable_backprop
+                if node.repeats:
+                    self.takes[number] = node, None, arguments
+        return node
 
-    def _make(self, number: int, call: RecordedCall, node: Any,
-              arguments: tuple, values: dict) -> None:
+    def _make(self, number: int, node: Any, arguments: list, values: dict
+              ) -> None:
         """Makes one call; checks the shapes of its outputs."""
+        call, unchained = self.calls[number], self.notes.unchained
+
+        def error(text: str) -> CallError:
+            return CallError(f'{self.describe(Source(number, 0))}{text}')
         try:
             with (self._as_recorded(number, call, node, arguments)
                   if call.draws or call.config else _NO_BLOCK):
-                outs = node.apply(arguments)
+                outs: Any = call_unchecked(node, arguments,
+                                           chainer.FunctionNode.apply)
         except PlaceholderError:
             raise
-        except Exception as error:
-            raise call.error(
-                number, f': {type(error).__name__}: {error}') from error
-        if len(outs) != len(call.results):
-            raise call.error(number, f' gave {len(outs)} arrays, and '
-                             f'{len(call.results)} were expected')
+        except Exception as problem:
+            raise error(f': {type(problem).__name__}: {problem}') from problem
+        expected = sum(type(key) is int for key in call.outputs)
+        if len(outs) != expected:
+            raise error(f' gave {len(outs)} arrays, and {expected} were '
+                        'expected')
         for key, value in call.outputs.items():
-            source = Source(number, key)
-            if isinstance(key, str):
+            source = call.forms[key].source
+            if type(key) is str:
                 values[source] = chainer.Variable(
                     attributes_of(node)[key], requires_grad=False)
                 continue
             out = values[source] = outs[key]
             if out.shape != value.shape or out.dtype != value.dtype:
-                raise call.error(
-                    number, f' gave {out.dtype} {out.shape}, and '
+                raise error(
+                    f' gave {out.dtype} {out.shape}, and '
                     f'{value.dtype} {value.shape} was expected for inputs '
                     'of these shapes; what a function, or a link that is run '
                     'as a whole, returns must follow from them')
-            if source in self.notes.unchained:
+            if unchained and source in unchained:
                 out.unchain()
 
     def real(self, value: Any, values: Mapping[Source, Any]) -> Any:
         """What a placeholder stands for; other values as they are."""
-        if type(value) is Ahead and value._data[0].program is self and (
-                found := values.get(value._data[0].source)) is not None:
-            return found
         array = nested.array_of(value)
-        if not is_placeholder(array):
+        if not is_placeholder(array) or isinstance(value, chainer.Parameter):
             return value
-        is_variable, source = isinstance(value, chainer.Variable), array.source
-        if isinstance(value, chainer.Parameter):
-            return value
+        source = array.source
         if isinstance(source, str):
-            found = self.names.parameters[source]
+            found: Any = self.names.parameters[source]
+        elif array.program is not self:
+            found = values.get(self.notes.pins[array.program, source])
         else:
-            if array.program is not self:
-                source = self.notes.pins[id(array.program), source]
             found = values.get(source)
-            if found is None:
-                raise PlaceholderError(
-                    f'{describe_source(array)} is needed and did not come')
-            if is_variable and isinstance(source.output, int) and any(
-                    one._node is value._node
-                    for one in self.calls[source.call].results):
+            if found is not None and type(value) is Ahead:
                 return found
+        if found is None:
+            raise PlaceholderError(
+                f'{describe_source(array)} is needed and did not come')
         # A variable that the user made of the array has no way back.
-        return chainer.Variable(found.array) if is_variable else (
+        return chainer.Variable(found.array) if isinstance(
+            value, chainer.Variable) else (
             found.array[()] if array.scalar else found.array)
 
     # --- details -------------------------------------------------------------
@@ -321,8 +291,8 @@ class Program:
                         self.real(leaf, values)))
 
     @contextlib.contextmanager
-    def _as_recorded(self, number: int, call: RecordedCall, node: Any,
-                     arguments: tuple) -> Iterator[None]:
+    def _as_recorded(self, number: int, call: KnownCall, node: Any,
+                     arguments: list) -> Iterator[None]:
         """A block of the call's configuration, where its place seeds draws.
         """
         xp = chainer.backend.get_array_module(

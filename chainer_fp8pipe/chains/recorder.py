@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -42,6 +43,7 @@ from .deferred import place_array, set_placeholder
 from .forms import Forms, persistent_in
 from .measure import (
     CHAINERS,
+    KnownCall,
     attributes_of,
     counted,
     function_of,
@@ -57,7 +59,7 @@ from .placeholder import (
     sources,
     user_line,
 )
-from .program import LOCAL, Program, RecordedCall
+from .program import LOCAL, Program
 from .whole_call import ArrayCall, WholeCall, call_whole, is_marked
 
 #: Seeds what Python draws between calls, in place of a call's number.
@@ -68,8 +70,6 @@ _NUMBERS = frozenset((int, bool, float))
 _NAN = 1 << 60
 #: So many calls are kept to be written down again.
 _FORMS = 1 << 14
-#: What every rank computes, as it follows from the batch alone.
-_ALONE = RecordedCall('')
 
 
 class Recorder:
@@ -186,11 +186,11 @@ class _Recording(Interceptor):
                  statistics: BatchStatistics) -> None:
         self._recorder, self._names = recorder, recorder.names
         self.program, self._statistics = program, statistics
-        self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
         # The links around the first look at data, from the model inwards.
         self.looking: list[str] = []
         self._forms = Forms(program)
+        self._stack = self._forms.stack
         if sum(map(len, recorder.forms.values())) > _FORMS:
             recorder.forms.clear()
         self.known = recorder.forms.setdefault(repr({
@@ -287,21 +287,17 @@ class _Recording(Interceptor):
         # like one of an earlier program.
         function, program = function_of(node), self.program
         own = function.__dict__
-        self._forms.note_owners(self._stack)
-        form, read = self._forms.of(function, inputs)
-        key = form and (form, tuple(read), *map(id, self._stack))
-        call = self.known.get(key) or self._new(
-            key, node, inputs, original, read)
-        program.notes.numbers += [
-            value if value == value else _NAN for value in own.values()
-            if type(value) in _NUMBERS]
-        if call is _ALONE:
+        key = self._forms.of(function, inputs)
+        call = self.known.get(key) or self._new(key, node, inputs, original)
+        for name in call.numbers:
+            value = own[name]
+            program.notes.numbers.append(value if value == value else _NAN)
+        if call.alone:
             _check_place(inputs, program.place)
             with suspended(), chainer.no_backprop_mode():
                 return tuple([OfBatch(out.array, program.place)
                               for out in original(node, inputs)])
-        figures: Any = call.figures
-        for label, index in figures.ignored:
+        for label, index in call.ignored:
             self.leave_out(None if index is None else inputs[index], label)
         attributes, arguments = own.copy(), inputs
         # Arrays to which Python may write afterwards.
@@ -311,20 +307,28 @@ class _Recording(Interceptor):
             _check_place(inputs, program.place)
             arguments = tuple([_kept(x) if index in call.real else x
                                for index, x in enumerate(inputs)])
-        found = object.__new__(RecordedCall)    # copy.copy takes longer
-        vars(found).update(vars(call), node=node, arguments=arguments,
-                           attributes=attributes,
-                           results=self._results(own, figures))
-        program.calls.append(found)
-        return found.results
+        program.calls.append(call)
+        program.takes.append((node, attributes, arguments))
+        results = []
+        for output, value in call.outputs.items():
+            array = remade(call.forms[output], program=program)
+            if type(output) is int:
+                made = _variable(array, value.wants)
+                made.__class__ = Ahead
+                results.append(made)
+            else:
+                own[output] = array         # it may be read
+        if call.form is not None:
+            own['result'] = call.form
+        return tuple(results)
 
-    def _new(self, key: Any, node: Any, inputs: tuple, original: Callable,
-             read: list[Source | str]) -> RecordedCall:
+    def _new(self, key: Any, node: Any, inputs: tuple, original: Callable
+             ) -> KnownCall:
         """Finds out about a call what all calls with its key share."""
+        recorder, forms = self._recorder, self._forms
+        read, form = forms.read, key and key[0]
         if type(node) is AsStrided and read:
             raise looked_at(nested.array_of(inputs[0]), 'as_strided')
-        recorder, forms = self._recorder, self._forms
-        form = key and key[0]
         figures = self.known.get(form) or measured(
             node, inputs, original, self._link(), self._names,
             recorder.pipeline, recorder.timed)
@@ -340,15 +344,20 @@ class _Recording(Interceptor):
             if (path := forms.owner_of(array))])
         whole = self._whole(node, names, {
             forms.owners.get(id(array)) for array in attributes})
-        # What follows from the batch alone is no call of the program.
-        call = RecordedCall(
-            figures.name, self._link(),
-            tuple([self._first_call.setdefault(id(link), number)
-                   for link in self._stack]),
-            tuple([one for one in read if type(one) is Source]), names,
-            figures.outputs, figures.forward, figures.backward,
-            figures.deferrable, figures.kept, (), figures.temporary,
-            figures.draws, whole, None, figures, reads=tuple(used),
+        call = dataclasses.replace(
+            figures, link=self._link(),
+            path=tuple([self._first_call.setdefault(id(link), number)
+                        for link in self._stack]),
+            inputs=tuple([one for one in read if type(one) is Source]),
+            parameters=names, whole=whole, reads=tuple(used),
+            # What follows from the batch alone is no call of the program.
+            alone=not (read or whole or used or figures.inner
+                       or figures.draws),
+            forms={output: remade(one, source=Source(number, output))
+                   for output, one in figures.forms.items()},
+            numbers=tuple([
+                name for name, value in attributes_of(node).items()
+                if type(value) in _NUMBERS]),
             hidden=tuple([name for name, value in own.items() if len(
                 _real_in(value)) < len(nested.leaves(value)[0])]),
             copied=tuple([name for name, value in own.items() if isinstance(
@@ -359,31 +368,12 @@ class _Recording(Interceptor):
                         if arrays[index] and self._names.of(x) is None]),
             config={} if vars(LOCAL) == forms.config else {
                 name: value for name, value in vars(LOCAL).items()
-                if name not in forms.config or forms.config[name] != value}
-        ) if (read or whole or used or figures.inner or figures.draws
-              ) else _ALONE
+                if name not in forms.config or forms.config[name] != value})
         # A number beside arrays may be another one in the next batch.
         if key is not None and not (
                 figures.form and _has_constants(figures.form[0])):
             self.known.update({form: figures, key: call})
         return call
-
-    def _results(self, own: dict[str, Any], figures: Any
-                 ) -> tuple[chainer.Variable, ...]:
-        """Placeholders of what the next call gives; also as attributes."""
-        results = []
-        for key, form in figures.forms.items():
-            array = remade(form, source=Source(len(self.program.calls), key),
-                           program=self.program)
-            if type(key) is int:
-                made = _variable(array, figures.outputs[key].wants)
-                made.__class__ = Ahead
-                results.append(made)
-            else:
-                own[str(key)] = array       # it may be read
-        if figures.form is not None:
-            own['result'] = figures.form
-        return tuple(results)
 
     def _link(self) -> str:
         return self._names.of(self._stack[-1]) or '/' if self._stack else '/'
@@ -434,18 +424,16 @@ def record_example(recorder: Recorder, run: Callable, timed: bool,
         program = recorder.record(run, both)
     recorder.timed = False
     memory: dict[Source, Source | None] = {}
-    for number, call in enumerate(program.calls):
-        figures = call.figures
-        if figures is None:
-            continue
-        read = [sources(nested.array_of(x)) for x in call.arguments]
-        for output, index in figures.views.items():
+    for number, (call, taken) in enumerate(zip(
+            program.calls, program.takes, strict=True)):
+        read = [sources(nested.array_of(x)) for x in taken[2]] if taken else []
+        for output, index in call.views.items():
             memory[Source(number, output)] = next(
                 (memory.get(source, source) for source in read[index]), None)
         retained = [
-            *(source for index in figures.kept_inputs
+            *(source for index in call.kept_inputs
               for source in read[index]),
-            *(Source(number, index) for index in figures.kept_outputs)]
+            *(Source(number, index) for index in call.kept_outputs)]
         call.retained = tuple(filter(None, dict.fromkeys(
             memory.get(source, source) for source in retained)))
     return program

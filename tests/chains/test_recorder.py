@@ -347,9 +347,10 @@ def written(program):
         call.name.partition(' ')[0],    # which has a number, now and then
         call.link, call.inputs, call.parameters, call.outputs, call.draws,
         call.whole, call.reads, call.config, call.hidden,
-        {name: about(value) for name, value in call.attributes.items()
-         if not callable(value)}, list(map(about, call.arguments)))
-        for call in program.calls] + [
+        {name: about(value) for name, value in attributes.items()
+         if not callable(value)}, list(map(about, arguments)))
+        for call, (_, attributes, arguments) in zip(
+            program.calls, program.takes, strict=True)] + [
             repr(program.notes.numbers), program.notes.unchained]
 
 
