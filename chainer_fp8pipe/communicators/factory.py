@@ -72,10 +72,11 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         1
     """
     enter_world()        # first, or others wait for an error here
-    if name not in FAMILIES and name not in CHAINERMN:
+    if name not in [*FAMILIES, *CHAINERMN]:     # whatever it is
         raise ValueError(f'no communicator is called {name!r}; choose from: '
                          f'{", ".join([*FAMILIES, *CHAINERMN])}')
-    if mpi_comm is not None and not isinstance(mpi_comm, MPI.Comm):
+    if mpi_comm is not None and (
+            not isinstance(mpi_comm, MPI.Comm) or mpi_comm == MPI.COMM_NULL):
         raise TypeError("mpi_comm must be an mpi4py communicator, not "
                         f'{mpi_comm!r}')
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
@@ -109,7 +110,7 @@ def _chainermns(name: str, mpi_comm: MPI.Comm, options: dict[str, Any]
     try:
         made = _create_chainermn_communicator(name, mpi_comm, **options)
     except RuntimeError as error:
-        if name != 'pure_nccl':
+        if name == 'naive':
             raise
         raise RuntimeError(
             f"{error} Take 'fp8' or, for float32, 'naive'; under run and "

@@ -191,7 +191,7 @@ def at_least_one(name: str, value: Any) -> int:
         number = operator.index(value)
     except TypeError:
         number = 0
-    if number < 1:
+    if number < 1 or isinstance(value, bool):
         raise ValueError(f'{name} is {value!r}; it must be a whole number of '
                          'at least 1')
     return number

@@ -70,6 +70,8 @@ def create_grouped_bn_model(
 def _copied(model: Any) -> tuple[Any, list[Any]]:
     """A deep copy, and what in it is to be converted."""
     memo: dict[int, Any] = {}
+    if not isinstance(model, (chainer.Link, list, tuple, dict)):
+        raise ValueError(f'the model is {model!r}; it must be a link')
     result = copy.deepcopy(model, memo)
     # Here is all that was copied, in whatever it is held, each thing once.
     found = [thing for thing in memo.values() if isinstance(

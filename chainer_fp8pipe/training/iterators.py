@@ -46,7 +46,15 @@ class ReplicaIterator(SerialIterator):
                  repeat: bool = True, shuffle: bool = True, seed: int = 0
                  ) -> None:
         batch_size = at_least_one('batch_size', batch_size)
-        seed = operator.index(seed)
+        try:
+            seed = operator.index(seed)
+        except TypeError:
+            raise ValueError(f'seed is {seed!r}; it must be a whole number'
+                             ) from None
+        if grid is not None and not hasattr(grid, 'replicas'):
+            raise ValueError(
+                f'grid is a {type(grid).__name__}; it must be a ProcessGrid: '
+                'of replicas of a whole model ProcessGrid(comm, 1)')
         index, replicas = (0, 1) if grid is None else (
             grid.replica_index, grid.replicas)
         if batch_size < replicas or len(dataset) < (

@@ -104,7 +104,8 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         ('base_lr', base_lr, 5e-324), ('epochs', epochs, 5e-324),
         ('warmup_epochs', warmup_epochs, 0), ('weight_decay', weight_decay, 0),
         ('lars_coefficient', lars_coefficient, 5e-324)) if not (
-            isinstance(value, numbers.Real) and least <= value < math.inf)]
+            isinstance(value, numbers.Real) and least <= value < math.inf
+            ) or isinstance(value, bool)]
     batch, base_batch, samples = map(at_least_one, (
         'batch', 'base_batch', 'samples'), (batch, base_batch, samples))
     for is_right, problem in (
@@ -160,8 +161,12 @@ def learning_rate(epoch: float, batch: int, base_lr: float, base_batch: int,
     peak = base_lr * (batch / base_batch)
     if epoch < warmup_epochs:
         return base_lr + (peak - base_lr) * (epoch / warmup_epochs)
-    return peak * (decay if callable(decay) else _DECAYS[decay])(
+    factor = (decay if callable(decay) else _DECAYS[decay])(
         epoch, warmup_epochs, epochs)
+    if not 0 <= factor < math.inf:
+        raise ValueError(f'decay gives {factor!r} after {epoch:g} epochs; it '
+                         'must give a finite number, 0 or more')
+    return peak * factor
 
 
 # --- the hook ----------------------------------------------------------------

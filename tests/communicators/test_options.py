@@ -10,6 +10,7 @@ from chainer_fp8pipe.communicators.options import (
 import numpy
 import pytest
 from chainer.backends import cuda
+from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
@@ -97,11 +98,14 @@ def test_names_are_this_packages_or_chainermns(comm):
 @pytest.mark.parametrize(('name', 'given', 'error', 'message'), [
     ('fp9', {}, ValueError, "'fp9'.*int4, fp8, fp8_paper, bfloat16, float16, "
      'float32, naive'),
+    (['fp8'], {}, ValueError, r"\['fp8'\]; choose from"),
     ('naive', {'warmup': 3}, ValueError, "'naive' has no option 'warmup'"),
-    pytest.param(
-        'pure_nccl', {}, RuntimeError, "NCCL.*Take 'fp8' or.*'naive'",
-        marks=pytest.mark.skipif(cuda.available, reason='NCCL may be there')),
+    *(pytest.param(
+        name, {}, RuntimeError, f"{cause}.*Take 'fp8' or.*'naive'",
+        marks=pytest.mark.skipif(cuda.available, reason='a GPU is there'))
+      for name, cause in (('pure_nccl', 'NCCL'), ('flat', 'Cupy'))),
     ('fp8', {'mpi_comm': 'world'}, TypeError, 'mpi_comm'),
+    ('fp8', {'mpi_comm': MPI.COMM_NULL}, TypeError, 'mpi_comm'),
     ('fp8', [{}, {'period': 7}, {}], ValueError,
      'option period .* is 100 on rank 0 but 7 on rank 1'),
     ('float32', [{}, {'algorithm': 'aggregator'}, {}], ValueError,

@@ -127,6 +127,8 @@ def test_what_cannot_be_grouped_is_an_error():
                                L.BatchRenormalization(2))
     with pytest.raises(ValueError, match='a BatchRenormalization .called 1.'):
         create_grouped_bn_model(model, ALONE)
+    with pytest.raises(ValueError, match='is None; it must be a link'):
+        create_grouped_bn_model(None, ALONE)
     link = L.BatchNormalization(2)
     with pytest.raises(ValueError, match='make it a layer'):
         create_grouped_bn_model(Divisible(lambda x: link(x)), ALONE)

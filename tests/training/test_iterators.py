@@ -107,6 +107,8 @@ def test_replica_iterator_resumes_at_any_number_of_replicas(steps, width):
     ((range(9), 2, grid_of(0, 3)), 'each of the 3 replicas'),
     (([], 4), 'the 0 samples of the data set must be at least'),
     ((range(2), 4, grid_of(0, 3), False), 'each of the 3 replicas'),
+    ((range(8), 4, 'world'), r'grid is a str; .*ProcessGrid\(comm, 1\)'),
+    ((range(8), 4, None, True, True, '1'), "seed is '1'; it must be a whole"),
     ((range(8), 0), 'batch_size is 0; it must be a whole number'),
     ((range(8), 2.5), 'batch_size is 2.5; it must be a whole number')])
 def test_what_cannot_be_divided_is_an_error(arguments, match):

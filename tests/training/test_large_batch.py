@@ -368,8 +368,12 @@ def test_large_batch_works_in_pipelines_with_replicas(comm):
 BAD = {
     'batch=4 must be from base_batch=8': {'batch': 4},
     'base_batch is 0; it must be a whole': {'base_batch': 0},
+    'batch is True; it must': {'batch': True},
     'batch is 32.5; it must be a whole': {'batch': 32.5},
     'base_lr=nan must be above 0 and finite': {'base_lr': math.nan},
+    'base_lr=True must be above 0': {'base_lr': True},
+    'decay gives nan after 0 epochs': {
+        'decay': lambda *_: math.nan, 'warmup_epochs': 0},
     'lars_coefficient=0 must be': {'lars_coefficient': 0},
     'lars is .no.; it must be a bool': {'lars': 'no'},
     'warmup_epochs=-1 must be .* may be 0': {'warmup_epochs': -1},
