@@ -15,7 +15,7 @@ import numpy
 
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
-from ..pipeline.adapter import Adapter, Batch, rows, samples_of
+from ..pipeline.adapter import Adapter, Batch, samples_of
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.means import (
     BatchStatistics,
@@ -117,21 +117,10 @@ class ChainAdapter(Adapter):
 
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
-        args, kwargs = nested.arguments_of(arrays)
-        given = [*args, *kwargs.values()]
-        samples_of(given, lists=True)
-        return Batch([_host(one) if hasattr(one, 'shape') else one
-                      for one in given], None, tuple(kwargs))
-
-    def cut(self, batch: Batch, sizes: list[int]) -> Batch:
-        """See :meth:`.Adapter.cut`; all ranks make the arguments."""
-        first = len(batch.arrays) - len(batch.names)
-        found = [nested.leaves((tuple(part[:first]), dict(zip(
-            batch.names, part[first:], strict=True))))
-            for part in rows(batch.arrays, sizes)]
-        return batch._replace(
-            arrays=[], sizes=sizes, trees=[tree for _, tree in found],
-            parts=[list(map(_host, leaves)) for leaves, _ in found])
+        args, kwargs = both = nested.arguments_of(arrays)
+        leaves, tree = nested.leaves(both)
+        return Batch(list(map(_host, leaves)), tree, samples=samples_of(
+            [*args, *kwargs.values()], lists=True))
 
     def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
         """Records the micro-batches; what ranks must have recorded alike.
@@ -143,9 +132,11 @@ class ChainAdapter(Adapter):
         part.placement.check()
         function: Any = (self._method if step == 'predict'
                          else part.loss_func or self._model)
-        batches = [nested.rebuilt(tree, [
-            self._model.device.send(array) for array in arrays])
-            for tree, arrays in zip(batch.trees, batch.parts, strict=True)]
+        args, kwargs = nested.rebuilt(batch.tree, list(map(
+            self._model.device.send, batch.arrays)))
+        batches = [(part[:len(args)],
+                    dict(zip(kwargs, part[len(args):], strict=True)))
+                   for part in batch.rows([*args, *kwargs.values()])]
         try:
             self._record(step, function, batches, places)
         except PlaceholderError as error:
@@ -218,10 +209,6 @@ class ChainAdapter(Adapter):
             for name, one in program.description(
                 f' of micro-batch {index}').items()
         } | {'the loss_weight': repr(self._given)}, NotTraced, dict, _SAME)
-
-    def scatter(self, batch: Batch) -> list[Arrays]:
-        """Each micro-batch's inputs of the first chunk: none."""
-        return [()] * len(batch.sizes) * (self._grid.stage_index == 0)
 
     def reported(self, losses: list[Arrays]) -> Reports:
         """Returns what this rank's model has reported, and the loss."""

@@ -7,8 +7,7 @@
 # of which the means are taken.
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -19,28 +18,36 @@ from .backprop import Arrays
 from .layers import LayersLoss, LayersPart, as_tuple, softmax_loss
 from .means import Report, Reports, report_of
 from .randomness import Place
+from .schedules import bounds
 
 
 class Batch(NamedTuple):
-    """The batch of one step: as the first stage reads it, and cut."""
+    """The batch of one step, which the first stage reads."""
 
-    #: Inputs of a batch; or lists, of a Chain's batch.  Gone when it is cut.
+    #: What all ranks get, in whole: a Chain's arguments, or the target.
     arrays: list[Any] = []
-    #: For the loss of layers: an array.
-    target: Any = None
-    #: Names of the last ones, which are keyword arguments of a Chain.
-    names: tuple[str, ...] = ()
+    #: How a Chain's arguments are made of these.
+    tree: Any = None
+    #: What stays on the first stage: the inputs of layers.
+    inputs: list[Any] = []
+    samples: int = 0
     #: How far the iterator is, for the other stages.
     progress: dict[str, Any] = {}
     step: str = ''              # what the first stage is about to do
     ended: bool = False         # the data have
-    sizes: list[int] = []       # of the micro-batches
+    micro_batches: int = 0
     first_sample: int = 0       # index in the batch of all replicas
-    #: Of the arguments that all ranks make of the arrays of each
-    #: micro-batch; []: these stay on the first stage.
-    trees: list[Any] = []
-    #: The arrays of each micro-batch, where they are known.
-    parts: list[list[Any]] = []
+
+    @property
+    def sizes(self) -> list[int]:
+        """Of the micro-batches."""
+        return [end - start for start, end in bounds(
+            self.samples, self.micro_batches)]
+
+    def rows(self, columns: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """The parts of arrays, or of lists, that each micro-batch has."""
+        return [tuple([column[start:end] for column in columns])
+                for start, end in bounds(self.samples, self.micro_batches)]
 
 
 def samples_of(arrays: list[Any], lists: bool = False) -> int:
@@ -59,20 +66,14 @@ def samples_of(arrays: list[Any], lists: bool = False) -> int:
     return lengths[0]
 
 
-def rows(arrays: list[Any], sizes: list[int]) -> list[list[Any]]:
-    """The parts of arrays of a batch that each micro-batch has."""
-    return [[array[end - size:end] for array in arrays] for size, end
-            in zip(sizes, itertools.accumulate(sizes), strict=True)]
-
-
 class Adapter:
     """What the ranks of a pipeline do with a batch.
 
     It has this rank's part of the model and the options of
     :class:`.PipelineUpdater`, and raises TypeError or ValueError for what
-    they cannot be.  A step calls ``batch``, :meth:`cut`, :meth:`rehearse`,
-    ``scatter``, ``reported`` and ``report``, in this order; a prediction
-    ``joined`` and ``formed`` in place of the last two.
+    they cannot be.  A step calls ``batch``, :meth:`rehearse`, ``reported``
+    and ``report``, in this order; a prediction :meth:`joined` and ``formed``
+    in place of the last two.
     """
 
     chunks: int                         # of each rank
@@ -92,11 +93,6 @@ class Adapter:
     def tied(self) -> dict[int, tuple[int, ...]]:
         """This rank's parameters on several ranks: their stages, by id."""
         return {}
-
-    def cut(self, batch: Batch, sizes: list[int]) -> Batch:
-        """A batch, divided into micro-batches."""
-        return batch._replace(arrays=[], sizes=sizes,
-                              parts=rows(batch.arrays, sizes))
 
     def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
         """Prepares the batch and its weights; what all ranks must have found.
@@ -172,15 +168,16 @@ class LayersAdapter(Adapter):
 
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """Inputs, and the target, of a converted batch."""
-        inputs = list(as_tuple(arrays))
-        if isinstance(arrays, dict) or len(inputs) < 1 + with_target:
+        columns = list(as_tuple(arrays))
+        inputs = columns[:-1] if with_target else columns
+        if isinstance(arrays, dict) or not inputs:
             raise ValueError(
                 'a batch of a Divisible is a tuple of inputs and, last, the '
                 'target; have the converter make one of '
                 + (f'{", ".join(map(repr, arrays))}, by name'
-                   if isinstance(arrays, dict) else f'{len(inputs)} arrays'))
-        samples_of(inputs)
-        return Batch(inputs, inputs.pop() if with_target else None)
+                   if isinstance(arrays, dict) else f'{len(columns)} arrays'))
+        return Batch(columns[len(inputs):], inputs=inputs,
+                     samples=samples_of(columns))
 
     def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
         """See :meth:`.Adapter.rehearse`; weights are where the loss is."""
@@ -188,13 +185,8 @@ class LayersAdapter(Adapter):
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
         if self._end and step != 'predict':
-            target = self._model.device.send(batch.target)
-            self.weights = self._loss.begin(
-                [one for one, in rows([target], batch.sizes)])
-
-    def scatter(self, batch: Batch) -> list[Arrays]:
-        """Each micro-batch's inputs."""
-        return list(map(tuple, batch.parts))
+            self.weights = self._loss.begin([one for one, in batch.rows(
+                list(map(self._model.device.send, batch.arrays)))])
 
     def reported(self, losses: list[Arrays]) -> Reports:
         """The loss, and what it reports, which the last stage knows."""

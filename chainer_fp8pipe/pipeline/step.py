@@ -36,7 +36,7 @@ from ..mpi.grid import Group, ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..mpi.world import enter_world
 from ..report.stream import stream_of
-from .adapter import Adapter, Batch, adapter_of, samples_of
+from .adapter import Adapter, Batch, adapter_of
 from .backprop import Arrays
 from .channel import BATCH, Channels, describe
 from .layers import blame
@@ -226,10 +226,10 @@ class Pipeline:
         with _mode(step):
             outputs = self._stage.run(
                 self.schedule if train else make_schedule(
-                    'forward', self.grid.stages, len(batch.sizes),
+                    'forward', self.grid.stages, batch.micro_batches,
                     self.schedule.chunks),
-                adapter.scatter(batch), self._places(batch),
-                slopes, train)
+                batch.rows(batch.inputs) if self.grid.stage_index == 0 else [],
+                self._places(batch), slopes, train)
         if train:
             self._stage.finish(scale)
         joined: Arrays = ()
@@ -344,7 +344,7 @@ class Pipeline:
                     raise NotPassedOn(
                         'the batch was not passed on: '
                         f'{type(error).__name__}: {error}') from error
-        if meetings.error is None and batch.sizes:
+        if meetings.error is None and batch.micro_batches:
             with meetings.noting():
                 value = self._rehearse(step, batch), sum(adapter.weights)
         comm = self._comm(batch.step)
@@ -412,14 +412,13 @@ class Pipeline:
                     raise
         if step == 'train' and self.grid.replicas > 1:
             with self._waits():
-                before = self.grid.data.allgather(sum(batch.sizes))[
+                before = self.grid.data.allgather(batch.samples)[
                     :self.grid.replica_index]
             batch = batch._replace(first_sample=sum(before))
         return batch
 
     def _cut(self, step: str, batch: Batch) -> Batch:
-        samples = samples_of(batch.arrays or [batch.target], lists=True)
-        parts = self.schedule.micro_batches
+        samples, parts = batch.samples, self.schedule.micro_batches
         if step != 'train':
             parts = min(samples, parts)
         elif samples < parts:
@@ -427,43 +426,32 @@ class Pipeline:
                 f'a batch of {samples} cannot be cut into {parts} '
                 'micro-batches; lower micro_batches, raise the batch '
                 'size, or let the iterator repeat')
-        batch = self._adapter.cut(batch._replace(step=step), [
-            end - start for start, end in bounds(samples, parts)])
+        batch = batch._replace(step=step, micro_batches=parts)
         _words(batch)           # or it could not be sent
         if self.grid.stages > 1:
-            for part in [[batch.target], *batch.parts[:len(batch.trees)]]:
-                describe(part)
+            describe(batch.arrays)
         return batch
 
     def _pass_on(self, batch: Batch) -> Batch:
         """The batch, from each stage to the next."""
         channels, rank = self._channels, self.grid.stage_index
-
-        def handed_on(arrays: Any) -> Any:
-            if rank > 0:
-                arrays = channels.receive(rank - 1, BATCH)
-            if not self._is_last:
-                channels.send(arrays, rank + 1, BATCH)
-            return arrays
-        words, target = handed_on(None if rank else (
-            numpy.frombuffer(_words(batch), numpy.uint8), batch.target))
-        if rank > 0:
-            batch = pickle.loads(words.tobytes())._replace(target=target)
-        for number in range(len(batch.trees)):
-            part = handed_on(None if rank else batch.parts[number])
-            if rank > 0:
-                batch.parts.append(list(part))
-        return batch
+        words, *arrays = channels.receive(rank - 1, BATCH) if rank else (
+            _words(batch), *batch.arrays)
+        if not self._is_last:
+            channels.send((words, *arrays), rank + 1, BATCH)
+        return batch if rank == 0 else pickle.loads(
+            words.tobytes())._replace(arrays=arrays)
 
     def _places(self, batch: Batch) -> list[Place]:
         iteration = self.iteration if batch.step == 'train' else 0
         return [Place(self._seed, iteration, 0, batch.first_sample + start)
-                for start, _ in bounds(sum(batch.sizes), len(batch.sizes))]
+                for start, _ in bounds(batch.samples, batch.micro_batches)]
 
 
-def _words(batch: Batch) -> bytes:
-    """Pickles a batch without its arrays, which are sent after it."""
-    return pickle.dumps(batch._replace(parts=[], target=None))
+def _words(batch: Batch) -> numpy.ndarray:
+    """A batch without its arrays, which are sent after it, pickled."""
+    return numpy.frombuffer(pickle.dumps(batch._replace(
+        arrays=[], inputs=[])), numpy.uint8)
 
 
 @contextlib.contextmanager
