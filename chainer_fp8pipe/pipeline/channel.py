@@ -44,7 +44,8 @@ class _Shared:
     """The communicator that all pipelines on one communicator share."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self.comm, self.far = comm, len(set(nodes_of(comm))) > 1
+        self.comm, self.world = comm, world_ranks(comm)
+        self.far = len(set(nodes_of(comm))) > 1
         self.tags = 0       # the next unused one
         self.spoilt = False
 
@@ -61,8 +62,7 @@ class Channels:
     Boundary b lies between chunks b and b + 1.
 
     Args:
-        comm: The ranks of one pipeline.  All channels get tags of their own:
-            no message that earlier ones left under way can arrive here.
+        comm: The ranks of one pipeline.
         last: Number of the pipeline's last chunk.
         xp: ``numpy`` or ``cupy``: where received arrays lie; those of batches
             stay in the host's memory.
@@ -70,18 +70,27 @@ class Channels:
 
     def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
         self.size, self.rank, self._xp = comm.size, comm.rank, xp
+        self._tags = _BOUNDARIES + 2 * last
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None    # of the thread
+        # Apart from whatever else is sent there.
+        self._shared = once(comm, 'channels', lambda: _Shared(comm.Dup()))
+        self._comm = self._shared.comm
+        self._begin()
+
+    def _begin(self) -> None:
         self._leaving: deque[tuple[HeldRequest, int]] = deque()
         # By rank and tag: the next transfer; None: it has not begun to come.
         self._coming: dict[tuple[int, int], Any] = {}
-        self._lock = threading.Lock()
-        self._error: BaseException | None = None    # of the thread
-        if comm.size > 1:
-            # Apart from whatever else is sent there.
-            self._shared = shared = once(comm, 'channels',
-                                         lambda: _Shared(comm.Dup()))
-            self._comm, self._world = shared.comm, world_ranks(comm)
-            self._tag, shared.tags = shared.tags, (
-                shared.tags + _BOUNDARIES + 2 * last)
+        # All channels get tags of their own: no message that earlier ones left
+        # under way can arrive here.
+        self._tag, self._shared.tags = (
+            self._shared.tags, self._shared.tags + self._tags)
+
+    def renew(self) -> None:
+        """Leaves what was sent behind, after a failure; on all ranks."""
+        self._shared.spoilt = True
+        self._begin()
 
     def crossing(self, sends: bool, what: str, boundary: int
                  ) -> tuple[int, int]:
@@ -105,7 +114,7 @@ class Channels:
                 *[HeldRequest(self._comm.Isend([wire, MPI.BYTE], rank,
                                                header + 1), wire)
                   for wire in wires]]:
-            self._leaving.append((request, self._world[rank]))
+            self._leaving.append((request, self._shared.world[rank]))
         _are_done(self._leaving)
         return sum(wire.nbytes for wire in wires)
 
@@ -125,7 +134,7 @@ class Channels:
         They keep the order of their axes in memory.  ``what`` says what is
         waited for, from this rank of all, where a job stalls.
         """
-        end, world = (rank, tag), self._world[rank]
+        end, world = (rank, tag), self._shared.world[rank]
         with waiting(lambda: [Wait(what(world), (world,))]):
             self._wait(lambda: self._look(end))
             found, requests = self._coming[end]
@@ -170,11 +179,6 @@ class Channels:
         """Tells all ranks that this one cannot go on."""
         for rank in {*range(self.size)} - {self.rank}:
             keep_forever(self._comm.isend(text, rank, self._header(_FAILURE)))
-
-    def spoil(self) -> None:
-        """Has the communicator never freed; on all ranks of a failed step."""
-        if self.size > 1:
-            self._shared.spoilt = True
 
     def _header(self, tag: int) -> int:
         """MPI's tag of descriptions; the next is that of their arrays."""

@@ -14,14 +14,20 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import chainer
 import numpy
 from chainer.optimizer_hooks import GradientClipping, GradientNoise
 from mpi4py import MPI
 
-from ..mpi.agreement import Meeting, agree, digest, with_common
+from ..mpi.agreement import (
+    Meeting,
+    agree,
+    digest,
+    raised_by_all,
+    with_common,
+)
 from ..mpi.world import shown, stderr, wait_until_read
 from .channel import RemoteError
 
@@ -50,9 +56,8 @@ class Meetings:
     def __init__(self, comm: MPI.Comm, waits: Callable[[], Any]) -> None:
         self.comm, self._waits = comm, waits
         self.broken = ''        # what has failed after it had begun
-        # The error that a block of `noting` has caught on this rank.
-        self.error: BaseException | None = None
-        self.all_know = False       # of the error that is raised
+        #: What blocks of :meth:`noting` have caught on this rank.
+        self.errors: list[BaseException] = []
         self._meetings: dict[int, Meeting] = {}
 
     @contextlib.contextmanager
@@ -61,7 +66,7 @@ class Meetings:
         try:
             yield
         except BaseException as error:
-            self.error = self.error or error
+            self.errors.append(error)
 
     def open(self, comm: MPI.Comm, entries: Mapping[str, str],
              value: Any = None) -> list[Any]:
@@ -70,65 +75,58 @@ class Meetings:
         If something has failed on a rank, or entries differ, it raises
         ValueError on all of them; or the error itself, if it is no Exception.
         """
-        error, self.error, self.all_know = self.error, None, False
-        text = '' if error is None else (
-            str(error) if str(error) and type(error) in _KINDS
-            else f'{type(error).__name__}: {error}')
+        errors, self.errors = self.errors, []
+        # A wish to exit, or else what came first.
+        error = next((one for one in errors if not isinstance(
+            one, Exception)), errors[0] if errors else None)
+        text = '; '.join([
+            str(one) if str(one) and type(one) in _KINDS
+            else f'{type(one).__name__}: {one}' for one in errors])
         texts, digests, values, kinds = zip(*self._exchange(comm, (
             text, digest(with_common(comm, entries)), value,
-            _KINDS.index(type(error) if type(error) in _KINDS
-                         else ValueError))),
+            min([_KINDS.index(type(one)) for one in errors
+                 if type(one) in _KINDS], default=len(_KINDS) - 1))),
             strict=True)
         if any(texts) or len(set(digests)) > 1:
             try:
-                agree(comm, entries, text, _SAME,
-                      _KINDS[min(kinds)])
+                agree(comm, entries, text, _SAME, _KINDS[min(kinds)])
             except ValueError as together:
                 if error is not None and not isinstance(error, Exception):
-                    raise error from None       # a wish to exit
+                    raise error from None
                 raise together from error
         return list(values)
 
-    def meet(self, comm: MPI.Comm, value: Any = None) -> list[Any]:
-        """A later meeting: the values of all ranks, or RemoteError."""
-        texts, values = zip(*self._exchange(comm, ('', value)), strict=True)
-        if any(texts):
-            self._break(comm, texts)
-        return list(values)
+    def meet(self, comm: MPI.Comm, value: Any = None,
+             error: BaseException | None = None) -> list[Any]:
+        """A later meeting: the values of all ranks.
 
-    def fail(self, comm: MPI.Comm, error: BaseException) -> None:
-        """Says in a later meeting that this rank has failed, by this error.
-
-        It raises :class:`RemoteError` where that only repeats what another
-        rank has said.
+        If a rank says by which ``error`` it has failed, this raises on all:
+        that error there, elsewhere, also where it is a repetition of what
+        another rank has said, a :class:`RemoteError`.
         """
-        is_own = not isinstance(error, RemoteError)
+        is_own = error is not None and not isinstance(error, RemoteError)
         if is_own:
             show_traceback(comm)
-        texts, _ = zip(*self._exchange(comm, (
-            str(error) or type(error).__name__ if is_own else ' ', None)),
-            strict=True)
-        try:
-            self._break(comm, texts)
-        except RemoteError as together:
-            if not is_own:
-                raise together from error
-
-    def _exchange(self, comm: MPI.Comm, what: tuple) -> list[Any]:
-        meeting = self._meetings.setdefault(id(comm), Meeting(comm))
-        with self._waits():
-            return meeting.say(what)
-
-    def _break(self, comm: MPI.Comm, texts: Any) -> NoReturn:
+        texts, values = zip(*self._exchange(comm, (
+            '' if error is None else str(error) or type(error).__name__
+            if is_own else ' ', value)), strict=True)
+        if not any(texts):
+            return list(values)
         # Messages of the failed step may still be on their way, or some
         # ranks have been updated.
-        self.all_know = True
         ranks = comm.Get_group().Translate_ranks(None, self.comm.Get_group())
         self.broken = '; '.join(
             f'rank {rank}: {text}' for rank, text
             in zip(ranks, texts, strict=True) if text.strip()
         ) or 'another rank failed'
-        raise RemoteError(self.broken)
+        if error is not None and is_own:
+            raise error
+        raise raised_by_all(RemoteError(self.broken)) from error
+
+    def _exchange(self, comm: MPI.Comm, what: tuple) -> list[Any]:
+        meeting = self._meetings.setdefault(id(comm), Meeting(comm))
+        with self._waits():
+            return meeting.say(what)
 
 
 def show_traceback(comm: MPI.Comm) -> None:

@@ -41,7 +41,7 @@ class Stage:
     """What one rank of a pipeline does in a step.
 
     Args:
-        channels: To the other ranks; others may take their place later.
+        channels: To the other ranks.
         last: Number of the pipeline's last chunk.
         recomputed: Numbers of the chunks that are recomputed.
         events: Where to write what happens.

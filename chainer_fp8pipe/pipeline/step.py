@@ -31,14 +31,14 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
-from ..mpi.agreement import raise_together
+from ..mpi.agreement import is_raised_by_all, raise_together
 from ..mpi.grid import Group, ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..mpi.world import enter_world
 from ..report.stream import stream_of
 from .adapter import Adapter, Batch, adapter_of
 from .backprop import Arrays
-from .channel import BATCH, Channels, describe
+from .channel import BATCH, Channels, RemoteError, describe
 from .layers import blame
 from .means import of_all
 from .meetings import (
@@ -130,8 +130,10 @@ class Pipeline:
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
         self._meetings = Meetings(grid.comm, self._waits)
-        self._stage = Stage(self._new_channels(), self.schedule.last_chunk,
-                            again, self.events, self._adapter.parts())
+        last = self.schedule.last_chunk
+        self._channels = Channels(grid.pipeline, last, model.xp)
+        self._stage = Stage(self._channels, last, again, self.events,
+                            self._adapter.parts())
 
     def step(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """One update of all stages.
@@ -189,21 +191,8 @@ class Pipeline:
     def _is_last(self) -> bool:
         return self.grid.stage_index == self.grid.stages - 1
 
-    @property
-    def _channels(self) -> Channels:
-        return self._stage.channels
-
     def _waits(self) -> contextlib.AbstractContextManager[None]:
         return self.events.section('receive')
-
-    def _new_channels(self) -> Channels:
-        return Channels(self.grid.pipeline, self.schedule.last_chunk,
-                        self._model.xp)
-
-    def _renew_channels(self) -> None:
-        """Leaves what was sent before behind; on all ranks."""
-        self._channels.spoil()
-        self._stage.channels = self._new_channels()
 
     # --- a step -------------------------------------------------------------
 
@@ -295,15 +284,15 @@ class Pipeline:
             yield
         except BaseException as error:      # on all ranks
             try:
-                if not meetings.all_know:
+                if not (isinstance(error, RemoteError)
+                        and is_raised_by_all(error)):
                     self._give_up(step, str(error))
-                    meetings.fail(self._comm(step), error)
+                    meetings.meet(self._comm(step), error=error)
                 raise
             finally:
-                self._channels.spoil()
+                self._channels.renew()
                 if step != 'train':
                     meetings.broken = ''
-                    self._renew_channels()
 
     def _give_up(self, step: str, text: str) -> None:
         """Makes ranks that wait for this one fail, too."""
@@ -344,7 +333,7 @@ class Pipeline:
                     raise NotPassedOn(
                         'the batch was not passed on: '
                         f'{type(error).__name__}: {error}') from error
-        if meetings.error is None and batch.micro_batches:
+        if not meetings.errors and batch.micro_batches:
             with meetings.noting():
                 value = self._rehearse(step, batch), sum(adapter.weights)
         comm = self._comm(batch.step)
@@ -369,7 +358,7 @@ class Pipeline:
         except BaseException as error:
             adapter.undo()
             if isinstance(error, NotPassedOn):
-                self._renew_channels()
+                self._channels.renew()
             raise
         # The mean over replicas divides once more.
         return batch, sum(said[-1][1] for said in pipelines) / len(pipelines)
@@ -402,7 +391,7 @@ class Pipeline:
         """The first stage's batch, cut."""
         batch = Batch(step=step)
         with self._meetings.noting():
-            if self._meetings.error is None:
+            if not self._meetings.errors:
                 try:
                     batch = self._cut(step, read())
                 except StopIteration:

@@ -163,7 +163,7 @@ def test_who_waits_hears_that_another_rank_has_failed(comm):
     comm.Barrier()
     with pytest.raises(RemoteError, match='out of paper'):
         channels.flush() if comm.rank == 0 else channels.receive(0, 1)
-    channels.spoil()
+    channels.renew()
     take_all(channels._comm)
 
 
