@@ -91,6 +91,8 @@ class ChainAdapter(Adapter):
         self._optimizer = optimizer
         self.chunks = part.plan.chunks
         self._method: Callable | None = None
+        # What a step that has begun gathers.
+        self._statistics: BatchStatistics | None = None
         self._compares = loss_weight is None
 
     def parts(self) -> dict[int, Chunk]:
@@ -162,10 +164,14 @@ class ChainAdapter(Adapter):
                                            line.f_code.co_filename,
                                            line.f_lineno)
         self._given = given
-        self.weights = ([0.0] * len(part.programs) if step == 'predict' else
-                        given or weights_of(
-            [one.notes.labels for one in part.programs], batch.sizes,
-            self._grid.replicas if step == 'train' else 1))
+        if step == 'predict':
+            self.weights = [0.0] * len(part.programs)
+        elif given:
+            self.weights = given
+        else:
+            self.weights, self.unit = weights_of(
+                [one.notes.labels for one in part.programs], batch.sizes,
+                self._grid.replicas if step == 'train' else 1)
         return [(one.layout.digest, hash(tuple(one.notes.numbers)))
                 for one in part.programs], given
 
@@ -173,26 +179,22 @@ class ChainAdapter(Adapter):
                 places: list[Place]) -> None:
         part, placement = self._partition, self._partition.placement
         names = part.names
-        self._statistics = next(iter(self._parts.values())).statistics
-        # All ranks have all running averages.
-        self._statistics.here = lambda link: placement.is_own(link, 'avg_mean')
         part.end()
         shaped = len(names.shaped)
         part.state.begin(step)
-        try:
-            with part.recorder.placeholders():
-                for both, place in zip(batches, places, strict=True):
-                    part.state.resume()
-                    program = part.recorder.record(function, both, place,
-                                                   self._statistics)
-                    if step != 'predict':
-                        check_result(program.result)
-                    part.state.note(program)
-                    part.programs.append(program)
-                    program.settle(part.layouts.of(program), part.chunks)
-        except BaseException:
-            self._take_back()
-            raise
+        self._statistics = next(iter(self._parts.values())).statistics
+        # All ranks have all running averages.
+        self._statistics.here = lambda link: placement.is_own(link, 'avg_mean')
+        with part.recorder.placeholders():
+            for both, place in zip(batches, places, strict=True):
+                part.state.resume()
+                program = part.recorder.record(function, both, place,
+                                               self._statistics)
+                if step != 'predict':
+                    check_result(program.result)
+                part.state.note(program)
+                part.programs.append(program)
+                program.settle(part.layouts.of(program), part.chunks)
         part.state.end()
         for number, name in enumerate(names.shaped[shaped:]):
             if name in placement.own:       # the same on every replica
@@ -256,25 +258,15 @@ class ChainAdapter(Adapter):
                 for name, stages in placement.ties.items()
                 if name in placement.own}
 
-    def end(self) -> None:
+    def end(self, failed: str = '') -> None:
         """See :meth:`.Adapter.end`."""
-        self._partition.end()
-
-    def undo(self) -> None:
-        """See :meth:`.Adapter.undo`."""
-        if self._partition.programs:    # else it has been taken back
-            self._take_back()
-
-    def _take_back(self) -> None:
-        self._partition.state.undo()
-        self._statistics.forget()
-        self._partition.end()
-
-    def forget(self, step: str) -> None:
-        """See :meth:`.Adapter.forget`."""
-        self._partition.end()
-        if step == 'train':
+        if failed == 'before' and self._statistics is not None:
+            self._partition.state.undo()
+            self._statistics.forget()
+        elif failed == 'train':
             self._partition.state.forget()
+        self._statistics = None
+        self._partition.end()
 
 
 def _host(array: Any) -> numpy.ndarray:

@@ -56,8 +56,8 @@ def why_no_mean(model: Callable, batches: Sequence[tuple[tuple, dict]],
     def both(count: int) -> tuple[Any, float]:
         """The loss, and the mean of the first ones' and the others'."""
         parts = [loss(part) for part in (rows[:count], rows[count:])]
-        weights = weights_of([labels for _, labels in parts],
-                             [count, len(rows) - count])
+        weights, _ = weights_of([labels for _, labels in parts],
+                                [count, len(rows) - count])
         return loss(rows)[0], sum(weight * float(part) for weight, (
             part, _) in zip(weights, parts, strict=True)) / sum(weights)
     # Of one sample: twice the same.

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chainer
-from chainer.functions import softmax_cross_entropy
 
 from ..mpi.grid import ProcessGrid
 from .backprop import Arrays
-from .layers import LayersLoss, LayersPart, as_tuple, softmax_loss
+from .layers import LayersLoss, LayersPart, as_tuple
 from .means import Report, Reports, report_of
 from .randomness import Place
 from .schedules import bounds
@@ -80,6 +79,7 @@ class Adapter:
     layout: Any = None                  # where layers are cut
     #: Of the micro-batches in the loss, on the last stage at least.
     weights: list[float] = []
+    unit: str                           # of these
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
@@ -89,6 +89,7 @@ class Adapter:
         self._model, self._grid = model, grid
         self._is_last = grid.stage_index == grid.stages - 1
         self._loss_weight = loss_weight
+        self.unit = 'what loss_weight says' if loss_weight else 'samples'
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         """This rank's parameters on several ranks: their stages, by id."""
@@ -120,14 +121,12 @@ class Adapter:
             found = found.plus(report_of(loss.item(), weight))
         return found
 
-    def undo(self) -> None:
-        """Takes back :meth:`rehearse`, after which another rank failed."""
+    def end(self, failed: str = '') -> None:
+        """Ends a step, or one that has failed, and drops what it has left.
 
-    def end(self) -> None:
-        """Ends a step."""
-
-    def forget(self, step: str) -> None:
-        """Drops what a step that has failed has left."""
+        ``failed``: the step; or ``'before'``, of which :meth:`rehearse` is
+        taken back.
+        """
 
 
 class LayersAdapter(Adapter):
@@ -137,17 +136,13 @@ class LayersAdapter(Adapter):
                  loss_weight: Callable | None = None,
                  loss_func: Callable | None = None) -> None:
         super().__init__(model, grid, loss_weight)
-        if loss_func in (None, softmax_cross_entropy):
-            loss_func = softmax_loss
-        if not callable(loss_func):
-            raise TypeError(f'loss_func must be a function, not {loss_func!r}')
+        self._loss = LayersLoss(loss_func, loss_weight)
         self.chunks = len(model.bounds)
         self.layout = model.layout or model.bounds
         if model.bounds != self.layout[grid.stage_index::grid.stages]:
             raise ValueError(
                 f'stage {grid.stage_index} of {grid.stages} has {model!r}; '
                 'cut the model for these ranks: stage(comm)')
-        self._loss = LayersLoss(loss_func, loss_weight)
 
     def parts(self) -> dict[int, LayersPart]:
         """This rank's parts of the model, by number of chunk."""

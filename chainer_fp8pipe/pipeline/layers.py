@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -337,10 +336,10 @@ class _Later(chainer.FunctionNode):
 
 # --- the loss ----------------------------------------------------------------
 
-def softmax_loss(y: Any, t: Any, ignore_label: int = -1) -> Any:
+def _softmax_loss(y: Any, t: Any) -> Any:
     """Softmax cross entropy, which reports the accuracy, too."""
     chainer.report({'accuracy': F.accuracy(y, t)})
-    return F.softmax_cross_entropy(y, t, ignore_label=ignore_label)
+    return F.softmax_cross_entropy(y, t)
 
 
 class _Reporter(chainer.Reporter):
@@ -354,37 +353,33 @@ class LayersLoss:
     """The loss behind a list of layers, and what it reports.
 
     Args:
-        loss_func: ``loss_func(*outputs, target)``, a mean.
+        loss_func: ``loss_func(*outputs, target)``, a mean; None:
+            ``softmax_cross_entropy``, which leaves out label -1.
         weight: ``weight(target)``: that of a micro-batch in the loss; None:
-            its labels but those of its argument ``ignore_label``, or else its
-            samples.
+            its labels that this leaves in, or of another loss its samples.
     """
 
-    def __init__(self, loss_func: Callable, weight: Callable | None) -> None:
-        self._function, self._weight = loss_func, weight
-        # The label that the mean leaves out, as its argument says.
-        self._ignored: Any = None
-        with contextlib.suppress(TypeError, ValueError, KeyError):
-            options = inspect.signature(loss_func).parameters
-            if 'normalize' not in options or options['normalize'].default:
-                self._ignored = options['ignore_label'].default
+    def __init__(self, loss_func: Callable | None, weight: Callable | None
+                 ) -> None:
+        is_usual = loss_func in (None, F.softmax_cross_entropy)
+        self._function: Any = _softmax_loss if is_usual else loss_func
+        if not callable(self._function):
+            raise TypeError(f'loss_func must be a function, not {loss_func!r}')
+        self._counts_all = weight is None and not is_usual
+        self._weight: Callable = weight or (
+            (lambda target: (target != -1).sum()) if is_usual else len)
         self._targets: list[Any] = []
         self.found: Reports = {}
 
     def begin(self, targets: list[Any]) -> list[float]:
         """Starts a batch; the weight of each micro-batch in the loss."""
         self._targets, self.found = targets, {}
-        if self._weight is not None:
-            return [checked_weight(self._weight(target))
-                    for target in targets]
-        return [float(len(target) if self._ignored is None
-                      else (target != self._ignored).sum())
-                for target in targets]
+        return [checked_weight(self._weight(target)) for target in targets]
 
     def run(self, calls: _Pass, micro_batch: int, outputs: tuple
             ) -> tuple[chainer.Variable]:
         """The loss of a micro-batch; notes reports, means over samples."""
-        calls.counts_all = self._ignored is self._weight is None
+        calls.counts_all = self._counts_all
         found: dict[str, Any] = {}
         target = self._targets[micro_batch]
         with _Reporter().scope(found):

@@ -38,8 +38,9 @@ def checked_weight(value: Any) -> float:
 
 
 def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
-               sizes: Sequence[int], replicas: int = 1) -> list[float]:
-    """How much each micro-batch counts in the mean loss.
+               sizes: Sequence[int], replicas: int = 1
+               ) -> tuple[list[float], str]:
+    """How much each micro-batch counts in the mean loss, and the unit.
 
     That is its number of labels that count, if a loss may leave some out,
     else of samples, of which ``sizes`` has the numbers.  ``labels`` has, for
@@ -49,7 +50,7 @@ def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
     Raises:
         ValueError: Several losses leave out labels, and not equally many.
     """
-    samples = [float(size) for size in sizes]
+    samples = [float(size) for size in sizes], 'samples'
     every = [one for several in labels for one in several]
     if not every or len(sizes) == replicas == 1:
         return samples
@@ -60,7 +61,7 @@ def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
             'PipelineUpdater')
     if len({len(several) for several in labels}) == 1 and all(
             len({count for count, _ in several}) == 1 for several in labels):
-        return [float(several[0][0]) for several in labels]
+        return [float(several[0][0]) for several in labels], 'labels'
     if not any(left for _, left in every):
         return samples
     raise ValueError(

@@ -39,7 +39,7 @@ from ..report.stream import stream_of
 from .adapter import Adapter, Batch, adapter_of
 from .backprop import Arrays
 from .channel import BATCH, Channels, RemoteError, describe
-from .layers import blame
+from .layers import blame, kind_of
 from .means import of_all
 from .meetings import (
     Meetings,
@@ -122,6 +122,8 @@ class Pipeline:
         self._adapter, self.schedule, again = raise_together(
             grid.comm, checked, ValueError, lambda found: {
                 **{name: str(value) for name, value in given.items()},
+                **{name: 'none' if value is None else kind_of(value)
+                   for name, value in options.items()},
                 'seed': str(seed),
                 'the cut of the layers': str(found[0].layout)},
             'Pass the same to PipelineUpdater on all ranks.')
@@ -303,7 +305,7 @@ class Pipeline:
                                         Group)}:
                 group.give_up(text)
         self._stage.forget()
-        self._adapter.forget(step)
+        self._adapter.end(step)
 
     # --- before a step ------------------------------------------------------
 
@@ -336,6 +338,8 @@ class Pipeline:
         if not meetings.errors and batch.micro_batches:
             with meetings.noting():
                 value = self._rehearse(step, batch), sum(adapter.weights)
+                mine['the unit in which micro-batches weigh, which '
+                     'PipelineUpdater(loss_weight=) gives,'] = adapter.unit
         comm = self._comm(batch.step)
         try:
             heard = meetings.open(comm, {
@@ -356,7 +360,7 @@ class Pipeline:
                     'the ranks of a pipeline have recorded other calls, which '
                     'must not depend on the rank')
         except BaseException as error:
-            adapter.undo()
+            adapter.end('before')
             if isinstance(error, NotPassedOn):
                 self._channels.renew()
             raise

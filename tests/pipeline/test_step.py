@@ -138,6 +138,34 @@ def test_training_goes_on_after_an_evaluation_or_prediction_that_failed(
     grid.free()
 
 
+class TwoLosses(chainer.Chain):
+    """The second has several labels a sample."""
+
+    def __init__(self):
+        super().__init__(a=L.Linear(4, 3))
+
+    def forward(self, x, t, u):
+        y = self.a(x)
+        return F.softmax_cross_entropy(y, t) + F.softmax_cross_entropy(
+            F.broadcast_to(y[:, :, None], (*y.shape, u.shape[1])), u)
+
+
+@on_ranks(2)
+def test_replicas_weigh_in_one_unit(comm):
+    grid = ProcessGrid(comm, pipeline=1)
+    u = numpy.zeros((8, 2 - comm.rank), 'i')
+    model = partition(TwoLosses(), (X[:4], T[:4], u[:4, :1]), grid,
+                      micro_batches=2)
+    pipeline = Pipeline(chainermn.create_multi_node_optimizer(
+        chainer.optimizers.SGD(), create_communicator(
+            'float32', mpi_comm=grid.data)).setup(model), grid)
+    with pytest.raises(ValueError, match=r'loss_weight=\) gives, is samples '
+                                         'on rank 0 but labels on rank 1'):
+        pipeline.step(X, T, u)
+    pipeline.step(X, T, u[:, :1])
+    grid.free()
+
+
 # --- batches -----------------------------------------------------------------
 
 class Two(chainer.Chain):
