@@ -191,13 +191,11 @@ REFUSED = {1: [
      "optimizer.add_hook(norm, 'norm', 'pre')" + _UPDATER,
      "the hook 'norm', a function, would see"),
     (_UPDATER + '''
-import os
-try:        # rank 0 finds it there, and others have it made by rank 0
-    os.mkdir(os.getcwd())
-except FileExistsError:
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
     chainer.serializers.load_npz('snapshot', trainer)
 trainer.run()
-''', 'load on rank 0, run_trainer on rank 1; let no file'),
+''', 'load on rank 0, run_trainer on rank 1; let no clock'),
 ], 4: [
     (_UPDATER + 'training.StandardUpdater(iterator, optimizer)',
      'a second updater'),
@@ -290,8 +288,44 @@ trainer.run()
 
 
 MAKES = '''
-import os
+import logging, os, pathlib, shutil, sys, time
+from mpi4py import MPI
+rank, first = MPI.COMM_WORLD.rank, not MPI.COMM_WORLD.rank
+def late():
+    time.sleep(.2 * first)  # in whatever order ranks come
 ''' + IN_ONE_PROCESS + '''
+os.mkdir('again')
+late()
+shutil.rmtree('again')
+late()
+os.makedirs('again')
+try:
+    os.mkdir('again')
+except FileExistsError:
+    print('is there')
+late()
+if os.path.exists('exists') or 'exists' in os.listdir('.'):
+    sys.exit('on one rank only')
+os.mkdir('exists')
+run = pathlib.Path(f'at {time.time_ns()} {rank}')
+late()
+run.mkdir()
+late()
+with open(run / 'new', 'x') as file:
+    file.write('once')
+np.savetxt(run / 'numbers', [1, 2])
+late()
+shutil.copy(run / 'new', 'exists')
+assert (run / 'new').read_text() == open('exists/new').read() == 'once'
+assert np.loadtxt(run / 'numbers').sum() == 3
+log = logging.getLogger('made')
+log.addHandler(logging.FileHandler(run / 'log'))
+for _ in range(2):
+    late()
+    log.warning('logged')
+(run / 'log').rename('exists/log')
+os.symlink('log', 'exists/latest')
+shutil.move(run / 'new', 'exists/moved')
 os.makedirs('made/here')
 if not os.path.exists('made/there'):
     os.mkdir('made/there')
@@ -330,8 +364,12 @@ def test_a_script_makes_files_and_values_as_in_one_process(comm, tmp_path):
         done = ran(comm, tmp_path, MAKES)
     if comm.rank:
         return
-    assert done.stdout == 'lost\n'
+    assert done.stdout == 'is there\nlost\n'
     assert sorted(os.listdir(tmp_path / 'made')) == ['here', 'waits.npz']
+    assert sorted(os.listdir(tmp_path / 'exists')) == [
+        'latest', 'log', 'moved', 'new']
+    assert (tmp_path / 'exists/log').read_text().count('logged') == 2
+    assert len([*tmp_path.glob('at *')]) == 1
     serial = run_alone(tmp_path, IN_ONE_PROCESS + TRAINS)
     model = serial['model']
     with np.load(tmp_path / 'made/here/drawn.npz') as found:
@@ -531,15 +569,14 @@ sys.stderr.write('said\\n')
 logging.warning('logged')
 warnings.warn('warned')
 from mpi4py import MPI
-with open('seen%d' % MPI.COMM_WORLD.rank, 'w') as file:
-    file.write('%s %s %s' % (
-        seen, trainer.updater.epoch, updater.epoch_detail))
+print(*MPI.COMM_WORLD.gather('%s %s %s' % (
+    seen, trainer.updater.epoch, updater.epoch_detail)) or [], sep='\\n')
 ''')
     for text, times in (('said\n', 1), ('logged', 1),
                         ('UserWarning: warned', comm.size)):
         assert done.stderr.count(text) == times, done.stderr
-    lines = [(tmp_path / f'seen{rank}').read_text()
-             for rank in range(comm.size)]
+    lines = done.stdout.splitlines()
+    assert len(lines) == comm.size
     assert len(set(lines)) == 1
     seen = json.loads(lines[0].rpartition(']')[0] + ']')
     assert seen[0][1] + seen[1][1] == pytest.approx(2 * 5.5)
@@ -622,8 +659,6 @@ class Late(triggers.TimeTrigger):
         return True
 trigger = Late(2)
 folder = 'at%d' % MPI.COMM_WORLD.rank
-from chainer_fp8pipe.training.unmodified import files
-files._PATIENCE = 0
 os.makedirs(folder)
 ''' + _UPDATER + '''
 trainer.out = folder
@@ -635,11 +670,9 @@ trainer.stop_trigger = Late(7)
 trainer.run()
 chainer.serializers.save_npz(folder + '/model', model)
 chainer.serializers.load_npz(folder + '/model', model)
-with open('fired%d' % MPI.COMM_WORLD.rank, 'w') as file:
-    file.write('%d %s' % (updater.iteration, fired))
+print(*MPI.COMM_WORLD.gather('%d %s' % (updater.iteration, fired)) or [])
 ''')
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / f'fired{comm.rank}').read_text() == '7 [3, 6]'
+    assert done.stdout == ' '.join(['7 [3, 6]'] * comm.size) + '\n'
     assert [path.name for path in tmp_path.glob('at*')] == ['at0']
 
 
@@ -662,10 +695,11 @@ try:
     trainer.run()
 except Exception as error:
     from mpi4py import MPI
-    with open('ended%d' % MPI.COMM_WORLD.rank, 'w') as file:
-        file.write('at %d by %s %s' % (
-            updater.iteration, type(error).__name__, error))
+    print(*MPI.COMM_WORLD.gather('at %d by %s %s' % (
+        updater.iteration, type(error).__name__, error)) or [], sep='\\n')
 ''')
-    ended = (tmp_path / f'ended{comm.rank}').read_text()
-    assert ended.startswith(f'at {updates} '), done.stderr
-    assert said in ended
+    ended = done.stdout.splitlines()
+    assert len(ended) == comm.size
+    for one in ended:
+        assert one.startswith(f'at {updates} '), done.stderr
+        assert said in one

@@ -40,7 +40,7 @@ from ..mpi.ranks import nodes_of
 from ..pipeline.meetings import decisions
 from ..pipeline.randomness import preserved
 from ..report.quantities import parse_seconds
-from ..training.unmodified.files import as_one_process
+from ..training.unmodified.files import Files
 from ..training.unmodified.job import first_batch
 from ..training.unmodified.launch import (
     Refusal,
@@ -131,11 +131,11 @@ class ScriptPlan(Originals):
     batch size are known.  The script writes no models, and does not go on.
     """
 
-    # The script would say everything as often as there are ranks.
-    block = staticmethod(as_one_process)
-
     def __init__(self, comm: MPI.Comm, options: argparse.Namespace) -> None:
         self._comm, self._options = comm, options
+        # The script would say everything as often as there are ranks.
+        self._files = Files(comm)
+        self.block = self._files.block
         self._updater: Any = None
         # The communicators that the script has created, and how they train.
         self._made: list[tuple[Any, Way | None]] = []
@@ -192,6 +192,7 @@ class ScriptPlan(Originals):
 
     def _end(self) -> NoReturn:
         comm, options, updater = self._comm, self._options, self._updater
+        self._files.close()
         optimizer, as_it_is = refuse_together(comm, self._optimizer)
         is_shared = as_it_is is not None and as_it_is.ranks == 1 < comm.size
         # On all ranks, as iterators may be each other's.

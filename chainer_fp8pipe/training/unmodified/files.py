@@ -1,5 +1,12 @@
 """What scripts see of the model, print, write and read, on several ranks."""
-# Every rank runs the script.  Rank 0 alone prints, writes and changes folders.
+# Every rank runs the script.  Rank 0 alone prints, and changes files: what
+# calls of the others' main threads write is lost.  What rank 0 has heard of
+# its files counts for all: it sends each answer, and another rank that comes
+# to the same call, by the line of the script, waits for it.  So whether a
+# folder is there, what a clock has named it, and that it had to be made, are
+# the same everywhere.  Where a rank's next call is another one than rank 0's,
+# it asks its own disk; all answers that are left are void in the next meeting.
+#
 # The file of a model or optimizer of which each rank has a part has all
 # parameters.
 #
@@ -13,20 +20,25 @@
 # may be in the middle of an update: a look is an error then.
 from __future__ import annotations
 
+import builtins
 import collections
 import contextlib
 import functools
+import io
 import os
 import pathlib
+import shutil
 import sys
+import sysconfig
+import tempfile
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import chainer
+import numpy
 from chainer.serializers import npz
 from chainer.training import extensions
 from chainer.training.extensions import _snapshot, snapshot_writers
@@ -38,18 +50,27 @@ from ...chains.saving import saving_parts
 from ...intercept.patching import Patch
 from ...intercept.training_objects import LIBRARIES
 from ...mpi.agreement import Meeting, of_first_rank, raise_together
+from ...mpi.finalizing import HeldRequest
 from ...mpi.waiting import wait_until
 from ...mpi.world import stderr
 from ..snapshots.snapshot import Followed, counts, go_on
 from .launch import Refusal, only_rank_0_prints, say
 
-#: Seconds in which rank 0 makes a folder that another rank comes to make.
-_PATIENCE = 5.0
-#: Functions of ``os`` that only the first of several ranks can call.
-_ONCE = 'mkdir', 'remove', 'rename', 'replace', 'rmdir', 'unlink'
-#: Modules by which scripts call them, and those that are no script's.
-_THROUGH = {'os', 'pathlib', 'posixpath', 'shutil'}
-_NO_SCRIPTS = LIBRARIES | {'tempfile'}
+#: Functions by which scripts change files, and ask of them.
+_CHANGES = {'chmod', 'link', 'mkdir', 'remove', 'rename', 'replace', 'rmdir',
+            'rmtree', 'savetxt', 'symlink', 'unlink', 'utime'}
+_ASKS = {'listdir', 'lstat', 'stat'}
+_REPLACED = (
+    *((os, name) for name in _CHANGES - {'rmtree', 'savetxt'} | _ASKS),
+    (os, 'chdir'), (shutil, 'rmtree'), (builtins, 'open'), (io, 'open'),
+    # These open by a name of their own.
+    (numpy, 'genfromtxt'), (numpy, 'loadtxt'), (numpy, 'savetxt'))
+#: Modules whose files are no script's affair, though it has called them;
+#: those of the package that it does not call; and where others are installed.
+_NO_SCRIPTS = LIBRARIES | {'gettext', 'importlib', 'linecache', 'tempfile'}
+_BETWEEN = 'chainer_fp8pipe.compat', 'chainer_fp8pipe.intercept'
+_INSTALLED = '<frozen', *(os.path.join(path, '') for name, path
+                          in sysconfig.get_paths().items() if 'lib' in name)
 _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
     extensions.ParameterStatistics)
@@ -57,28 +78,133 @@ _PRINT_OR_DRAW = (
     extensions.PlotReport, extensions.PrintReport, extensions.ProgressBar)
 
 
-@contextlib.contextmanager
-def as_one_process() -> Iterator[None]:
-    """A block for a script that knows of no ranks, on all of them."""
-    owners: list[Any] = [os] * (MPI.COMM_WORLD.rank > 0)
-    if owners and sys.version_info < (3, 11):
-        owners += [vars(pathlib)['_normal_accessor']]
-    made: list[str] = []
-    with only_rank_0_prints(), contextlib.ExitStack() as stack:
-        if owners:      # what one stage alone computes may be worth a warning
-            stack.enter_context(Patch(warnings, 'showwarning', _by_all))
-            stack.enter_context(Patch(threading, 'excepthook', _by_all))
-        for owner in owners:
-            for name in _ONCE:
-                if hasattr(owner, name):
-                    stack.enter_context(Patch(owner, name, functools.partial(
-                        _by_rank_0, name, made)))
+# --- files -------------------------------------------------------------------
+
+class Files:
+    """Has rank 0's script write files, and others hear of them as it does.
+
+    Attributes:
+        is_open: Whether the script's own code is being run, on all ranks.
+    """
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm, self._pid, self.is_open = comm.Dup(), os.getpid(), True
+        self._sent: list[HeldRequest] = []
+        self._heard: list[Any] = []     # one call at most, or None: a meeting
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """A block for a script that knows of no ranks, on all of them."""
+        owners = [*_REPLACED]
+        if sys.version_info < (3, 11):
+            accessor = vars(pathlib)['_normal_accessor']
+            owners += [(accessor, name) for _, name in _REPLACED
+                       if hasattr(accessor, name)]
+        with only_rank_0_prints(), contextlib.ExitStack() as stack:
+            if self._comm.rank:     # one stage alone may have cause to warn
+                stack.enter_context(Patch(warnings, 'showwarning', _by_all))
+                stack.enter_context(Patch(threading, 'excepthook', _by_all))
+            for owner, name in owners if self._comm.size > 1 else ():
+                stack.enter_context(Patch(owner, name, functools.partial(
+                    self._replaced, name)))
+            try:
+                yield
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        """No rank waits for rank 0's script any more."""
+        self.is_open = False
+        if self._comm.rank == 0:
+            self._tell(None)
+
+    def meet(self) -> None:
+        """All ranks come to a meeting; what they have not asked for is void.
+        """
+        if self._comm.rank == 0:
+            self._tell(None)
+            return
+        while self._next() is not None:
+            self._heard.clear()
+        self._heard.clear()
+
+    def _tell(self, told: Any) -> None:
+        self._sent = [one for one in self._sent if not one.test()] + [
+            HeldRequest(self._comm.isend(told, rank))
+            for rank in range(1, self._comm.size)]
+
+    def _next(self) -> Any:
+        """What rank 0 has told next, which is kept."""
+        if not self._heard:
+            wait_until(lambda: self._comm.iprobe(0))
+            self._heard.append(self._comm.recv(source=0))
+        return self._heard[0]
+
+    def _replaced(self, name: str, original: Callable) -> Callable:
+        """A function of files, for the script's main thread."""
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not args:
+                args = *(kwargs.pop(key) for key in (
+                    'path', 'file', 'src', 'fname') if key in kwargs),
+            line = self._line() if args and isinstance(
+                args[0], (str, bytes, os.PathLike)) else ''
+            mode = str([*args[1:2], kwargs.get('mode', 'r')][0]
+                       ) if name == 'open' else ''
+            if not line:
+                return original(*args, **kwargs)
+            is_open, self.is_open = self.is_open, False     # but for itself
+            try:
+                if self._comm.rank == 0:
+                    return self._first(is_open, (name, mode, line), args[0],
+                                       lambda: original(*args, **kwargs))
+                if is_open and (told := self._next()) and told[0] == (
+                        name, mode, line):
+                    _, path, found, error = self._heard.pop()
+                    if error is not None:
+                        raise error
+                    if name in _ASKS:
+                        return found
+                    args = path, *args[1:]
+                if name in _CHANGES:
+                    return None
+                if {*mode} & {*'wax'}:
+                    file, path = tempfile.mkstemp()
+                    os.unlink(path)
+                    args = file, *args[1:]
+                return original(*args, **kwargs)
+            finally:
+                self.is_open = is_open
+        return call
+
+    def _first(self, is_heard: bool, what: Any, path: Any,
+               act: Callable[[], Any]) -> Any:
+        """Acts on rank 0, and tells the others what has come of it."""
+        found = error = None
         try:
-            yield
-        finally:    # the empty ones: by a clock, rank 0's have other names
-            for path in reversed(made):
-                with contextlib.suppress(OSError):
-                    os.rmdir(path)
+            found = act()
+        except Exception as caught:
+            error = caught
+            raise
+        finally:
+            if is_heard:
+                self._tell((what, path, found if what[0] in _ASKS else None,
+                            error))
+        return found
+
+    def _line(self) -> str:
+        """The line of the script that calls a function; '' if none does."""
+        if threading.current_thread() is threading.main_thread() and (
+                os.getpid() == self._pid):
+            for frame, line in traceback.walk_stack(sys._getframe(3)):
+                file = frame.f_code.co_filename
+                name = frame.f_globals.get('__name__', '')
+                if name.startswith(_BETWEEN):
+                    continue
+                if name.partition('.')[0] in _NO_SCRIPTS:
+                    break
+                if not file.startswith(_INSTALLED):
+                    return f'{file}:{line}'
+        return ''
 
 
 def _by_all(original: Callable) -> Callable:
@@ -87,31 +213,6 @@ def _by_all(original: Callable) -> Callable:
         with contextlib.redirect_stderr(stderr()):
             original(*args, **kwargs)
     return call
-
-
-def _by_rank_0(name: str, made: list[str], original: Callable) -> Callable:
-    """A function of ``os`` on another rank, which leaves it to rank 0."""
-    def call(*args: Any, **kwargs: Any) -> None:
-        if (threading.current_thread() is not threading.main_thread()
-                or _caller() in _NO_SCRIPTS):
-            original(*args, **kwargs)
-        elif name in ('mkdir', 'rename', 'replace'):
-            path = args[0] if args else next(iter(kwargs.values()))
-            makes, end = name == 'mkdir', time.monotonic() + _PATIENCE
-            wait_until(lambda: os.path.lexists(path) == makes
-                       or time.monotonic() > end)
-            if makes and not os.path.isdir(path):   # on another host
-                with contextlib.suppress(FileExistsError):
-                    original(*args, **kwargs)
-                    made.append(os.path.abspath(path))
-    return call
-
-
-def _caller() -> str:
-    """The package that calls a function of ``os``."""
-    return next((name for frame, _ in traceback.walk_stack(
-        sys._getframe(3)) if (name := frame.f_globals.get(
-            '__name__', '').partition('.')[0]) not in _THROUGH), '')
 
 
 # --- extensions and triggers -------------------------------------------------
@@ -227,6 +328,7 @@ class Looks:
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._meeting, self._is_open = Meeting(comm.Dup()), True
+        self.files = Files(comm)
         self._partition: Any = None     # until there is one
         #: Whether the training has failed, and looks are errors.
         self.have_failed = False
@@ -286,6 +388,7 @@ class Looks:
     def _set(self, is_open: bool) -> None:
         """Gives back what was fetched."""
         self._is_open, fetching.now = is_open, None
+        self.files.is_open = is_open and not self.have_failed
         if self._partition is not None:
             self._partition.placement.give_back()
             fetching.now = self.look if is_open else None
@@ -297,6 +400,7 @@ class Looks:
         """
         fetching.now = None
         while not self.have_failed:
+            self.files.meet()
             said = self._meeting.say(what)
             if None in said:
                 self._partition.placement.fetch()
@@ -310,8 +414,8 @@ class Looks:
                     'the script does not do the same on all ranks: '
                     + ', '.join(f'{one} on rank {rank}' for rank, one in
                                 enumerate(said) if one not in said[:rank])
-                    + '; let no file, clock or random number without a seed '
-                    'decide that (as in os.makedirs(path, exist_ok=True))')
+                    + '; let no clock or random number without a seed '
+                    'decide that')
 
 
 class Looking:

@@ -102,7 +102,8 @@ class PipelineJob(Originals):
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
         """A block for the script, in which it says everything once."""
-        with files.as_one_process(), self._building, fetching.set_to(None):
+        with self.looks.files.block(), self._building, (
+                fetching.set_to(None)):
             self._building.enter_context(creating(Deferral()))
             yield
 
