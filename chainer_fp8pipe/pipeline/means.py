@@ -126,7 +126,12 @@ def report_of(value: Any, weight: float) -> Report:
         value, weight, kind = value[0], float(_array(value[1])), 'pair'
     array = _array(value)
     if array.dtype.kind not in 'biuf':
-        pickle.dumps(value)     # the other ranks are given it
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f'{value!r:.80} is reported, and cannot be sent to the other '
+                f'ranks: {error}; report numbers, arrays or texts') from error
         return Report('other', value, 1.0)
     # What counts nothing may be not a number.
     total = (weight * array.astype(float) if weight
