@@ -23,7 +23,7 @@ import numpy
 
 from ...report.record import written_whole
 
-_FORMAT, _MANIFEST = 11, 'job/manifest'
+_FORMAT, _MANIFEST = 12, 'job/manifest'
 #: What Chainer's serializers have for None.
 NONE = numpy.asarray(None)
 
@@ -51,23 +51,23 @@ def iteration_of(folder: str) -> int:
     return int(found[1]) if found else -1
 
 
-def names_of(ranks: int) -> list[str]:
-    """The names of all files of a snapshot."""
-    return [f'rank{rank}of{ranks}.npz' for rank in range(ranks)]
+def name_of(rank: int, ranks: int) -> str:
+    """The name of a rank's file."""
+    return f'rank{rank}of{ranks}.npz'
 
 
 def files_in(folder: str) -> list[str]:
-    """The files of all ranks that this host sees."""
-    return [path for path in glob.glob(os.path.join(
-        glob.escape(folder), 'rank*.npz')) if re.fullmatch(
-            r'rank\d+of\d+\.npz', os.path.basename(path))]
+    """The names of ranks' files that this host sees, by rank."""
+    return sorted((name for name in glob.glob('*', root_dir=folder)
+                   if re.fullmatch(r'rank\d+of\d+\.npz', name)),
+                  key=lambda name: int(name[4:name.index('of')]))
 
 
 def find_snapshots(directory: str) -> list[str]:
     """The snapshots in a directory, whole or not, oldest iteration first."""
-    return sorted((path for path in glob.glob(os.path.join(
-        glob.escape(directory), '*')) if iteration_of(path) >= 0
-        and files_in(path)), key=iteration_of)
+    return sorted((folder for folder in glob.glob(os.path.join(
+        glob.escape(directory), '*')) if iteration_of(folder) >= 0
+        and files_in(folder)), key=iteration_of)
 
 
 def write(folder: str, state: State, rank: int, ranks: int, identity: str
@@ -78,7 +78,7 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str
         'format': _FORMAT, 'rank': rank, 'ranks': ranks,
         'identity': identity, 'digests': {
             key: digest_of(value) for key, value in state.items()}})}
-    with written_whole(os.path.join(folder, names_of(ranks)[rank]), 'wb'
+    with written_whole(os.path.join(folder, name_of(rank, ranks)), 'wb'
                        ) as file:
         numpy.savez(file, **values)
         file.flush()

@@ -1,16 +1,15 @@
 """Snapshots of a whole job, and continuation from them."""
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import os
-import re
 import shutil
 import sys
-import threading
+import time
 import uuid
 import warnings
-import weakref
-from collections import defaultdict
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -25,7 +24,6 @@ from ...chains.saving import saving_parts
 from ...mpi.agreement import agree, in_common, raise_together
 from ...mpi.grid import grid_of, ranks_in
 from ...mpi.waiting import Wait, wait_until, waiting, world_ranks
-from ...mpi.world import stderr
 from ...pipeline.schedules import at_least_one
 from ...report.record import written_whole
 from . import file, state
@@ -33,10 +31,8 @@ from .file import DamagedSnapshot, State, find_snapshots, iteration_of
 
 #: Seconds for which a training that has failed waits for its own file.
 _PATIENCE = 60.0
-#: After which a rank says that it waits for others to have a Snapshot, too.
-_LATE = 60.0
-
-_resumed = weakref.WeakSet[training.Trainer]()      # also without a snapshot
+#: After which one that waits for others to have a Snapshot, too, gives up.
+_LATE = 300.0
 
 
 class Followed:
@@ -72,34 +68,30 @@ def counts(trigger: Any) -> bool:
 class Snapshot(extension.Extension):
     """Writes a snapshot of the whole job.  Add it on all ranks.
 
-    It is written every epoch unless ``extend`` gets a trigger, where rank 0's
-    trigger fires, and at the end of the training.  Each rank writes a file,
-    ``snapshot_iter_N.ranks/rank0of4.npz``, beside later updates, of a copy of
-    its state, whose memory is kept.  A snapshot counts when all of its files
-    are on the disk.  The next one, and the end of the training, wait for the
-    last one.  Continue with :func:`resume`.
+    It is written where rank 0's trigger fires, every epoch unless ``extend``
+    gets another, and at the end of the training.  Each rank writes a copy of
+    its state to a file, ``snapshot_iter_N.ranks/rank0of4.npz``, beside later
+    updates.  Continue with :func:`resume`.
 
     ``chainer.serializers.load_npz(FILE, model, 'updater/model:main/')`` loads
     a model: the whole one of replicas, a stage of a pipeline.
 
-    If it cannot be written, training goes on with a warning of rank 0, which
-    also names each attribute of a hook, an extension or an iterator that the
-    training changes and that cannot be saved.
+    A warning of rank 0 says what could not be written, and names each
+    attribute of a hook, an extension or an iterator that the training changes
+    and that cannot be saved.
 
     Args:
         comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a
             communicator of mpi4py's; None: ``MPI.COMM_WORLD``.
         retain: How many of the newest snapshots to keep; None: all.
-        directory: Of the snapshots; None: the trainer's ``out``.  Hosts may
-            have one of the same name each; they must share it for a run that
-            goes on with other ranks.
+        directory: Of the snapshots; None: the trainer's ``out``.
 
     Raises:
         TypeError: ``comm`` is no communicator.
         ValueError: ``retain`` is no whole number of at least 1.
-        RuntimeError: On all ranks: after the first update, if a new run finds
-            snapshots, which would be mixed with its own; later, if a value
-            cannot be saved, or the last snapshot was not written.
+        FileExistsError: At the start, if a new run finds snapshots.
+        RuntimeError: On all ranks, if a value cannot be saved, the last
+            snapshot was not written, or a rank has no ``Snapshot``.
     """
 
     trigger = 1, 'epoch'
@@ -120,35 +112,43 @@ class Snapshot(extension.Extension):
 
     def initialize(self, trainer: training.Trainer) -> None:
         """Begins to take part; sends nothing that another rank waits for."""
-        ranks, self._trainer = self._ranks, trainer
-        self._common = ranks, ('the extension Snapshot, which every rank needs'
-                               ' or none,')
-        in_common.append(self._common)
-        self._saved = begin = trainer.updater.iteration
+        self._trainer = trainer
         # Training may be a part of an except block.
         self._handled = sys.exc_info()[1]
-        is_first = [True]
-        is_new = begin == 0 and trainer not in _resumed
-
-        def look(folder: str) -> None:
-            if is_new:
+        self._common = self._ranks, (
+            'the extension Snapshot, which every rank needs or none,')
+        self._saved = begin = trainer.updater.iteration
+        # Before all ranks have met nothing of this run is written.
+        for folder in find_snapshots(self._directory or trainer.out):
+            if begin == 0 and trainer not in state.beginnings:
                 raise FileExistsError(
                     f'{folder} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
-            if iteration_of(folder) > begin:    # the first rank's move counts
-                with contextlib.suppress(OSError):
+            if iteration_of(folder) > begin:
+                with contextlib.suppress(OSError):  # another rank was first
                     os.rename(folder, f'{folder}.given_up.{uuid.uuid4().hex}')
-
-        def before() -> None:
-            if is_first:        # the first update has brought all ranks here
-                is_first.clear()
-                _meet(ranks)
-                found = _seen(ranks, self._directory or trainer.out)
-                raise_together(ranks, lambda: [*map(look, found)])
+        in_common.append(self._common)
+        meet = functools.cache(self._meet)
         for entry in trainer._extensions.values():
             if entry.extension is self and type(entry.trigger) is not Followed:
-                entry.trigger = Followed(entry.trigger, ranks, before)
+                entry.trigger = Followed(entry.trigger, self._ranks, meet)
         state.note_beginning(trainer)
+
+    def _meet(self) -> None:
+        """Waits until all ranks ask for the first time whether to save."""
+        ranks, end = self._ranks, time.monotonic() + _LATE
+        text = 'Snapshot on all ranks (extend every trainer with it)'
+
+        def is_late() -> bool:
+            # ChainerMN's communicators never tell others that one has it.
+            if time.monotonic() > end:
+                raise RuntimeError(f'rank {ranks.rank} has waited for '
+                                   f'{_LATE:.0f} seconds for {text}')
+            return False
+        # The first update has brought all of them here.
+        with waiting(lambda: [Wait(text, world_ranks(ranks))]):
+            agree(ranks, {}, wait=lambda done: wait_until(
+                lambda: done() or is_late()))
 
     def __call__(self, trainer: training.Trainer) -> None:
         self._complete()
@@ -163,8 +163,10 @@ class Snapshot(extension.Extension):
         waits for this rank's file.
         """
         trainer, self._trainer = self._trainer, None
+        if trainer is None:     # its trigger had no more to do at the start
+            return
         in_common.remove(self._common)
-        if trainer is not None and sys.exc_info()[1] is self._handled:
+        if sys.exc_info()[1] is self._handled:
             if trainer.updater.iteration > self._saved:
                 self._complete()
                 self._begin(trainer, is_last=True)
@@ -209,43 +211,25 @@ class Snapshot(extension.Extension):
             return
         (writing, folder, left_out), self._writing = self._writing, None
         wait_until(writing.done)
-        error, ranks = writing.exception(), self._ranks
-        told = ranks.allgather((
-            error and f'{type(error).__name__}: {error}', left_out))
-        problem = '; '.join(f'rank {rank}: {text}'
-                            for rank, (text, _) in enumerate(told) if text)
-        if problem:
-            problem = (f'{folder} could not be written ({problem}); older '
-                       'snapshots are still there')
+        ranks, texts = self._ranks, []
+        try:
+            raise_together(ranks, writing.result)
+        except RuntimeError as error:
+            texts.append(f'{folder} could not be written ({error}); older '
+                         'snapshots are still there')
             if is_last:
-                raise RuntimeError(problem)
-        elif self._retain:
-            for one in find_snapshots(
-                    os.path.dirname(folder) or '.')[:-self._retain]:
-                shutil.rmtree(one, ignore_errors=True)
-        new = {text for _, texts in told for text in texts} - self._named
+                raise RuntimeError(*texts) from error
+        else:
+            for old in find_snapshots(os.path.dirname(folder) or '.')[
+                    :-self._retain] if self._retain else ():
+                shutil.rmtree(old, ignore_errors=True)
+        new = set().union(*ranks.allgather(left_out)) - self._named
         self._named |= new
-        _warn(ranks, [*filter(None, [problem]), *(
+        _warn(ranks, [*texts, *(
             f'the training changes {text}, which is in no snapshot: a run '
             'that goes on has it as the script makes it; keep numbers, texts, '
             'arrays, and lists or dictionaries of them'
             for text in sorted(new))], RuntimeError)
-
-
-def _meet(ranks: MPI.Comm) -> None:
-    """Waits until all ranks ask for the first time whether to save."""
-    text = 'Snapshot on all ranks (extend every trainer with it)'
-    # ChainerMN's communicators never tell other ranks that one has it.
-    late = threading.Timer(_LATE, lambda: print(
-        f'chainer_fp8pipe: rank {ranks.rank} has waited for {_LATE:.0f} '
-        f'seconds for {text}', file=stderr(), flush=True))
-    late.daemon = True
-    late.start()
-    try:
-        with waiting(lambda: [Wait(text, world_ranks(ranks))]):
-            agree(ranks, {})
-    finally:
-        late.cancel()
 
 
 # --- reading -----------------------------------------------------------------
@@ -269,8 +253,7 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
     Args:
         trainer: Built as for the run that was interrupted.
         comm: The ranks, as for :class:`Snapshot`.
-        path: The snapshot, or a directory with several: the newest whole one
-            counts.
+        path: A snapshot, or a directory: its newest whole one counts.
         damaged: ``'aside'`` leaves the trainer as it is, with a warning, where
             none is whole.  A file that cannot be read is always an error.
 
@@ -278,23 +261,20 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
         The iteration at which training goes on.
 
     Raises:
-        ValueError: On all ranks.  There is no whole snapshot, or it is of
-            another model or optimizer, or lacks something: the trainer is as
-            it was.  Or a rank cannot restore its part: make the trainer anew.
+        ValueError: On all ranks.  There is no whole snapshot, or it does not
+            fit: the trainer is as it was.  Or a rank cannot restore its part.
     """
     ranks = ranks_in(comm)
     if damaged not in ('error', 'aside'):
         raise ValueError(
             f"damaged must be 'error' or 'aside', not {damaged!r}")
-    _resumed.add(trainer)
     state.note_beginning(trainer)
     current = raise_together(
         ranks, lambda: state.collect(trainer, comm)[0], error=ValueError)
     texts = []      # of warnings
-    for folder, number in (found := _seen(ranks, path)).items():
+    for folder in (found := _seen(ranks, path)):
         try:
-            saved, exact, parts = _read(
-                ranks, folder, number, current, trainer)
+            saved, exact, parts = _read(ranks, folder, current, trainer)
             break
         except ValueError as error:
             # What was raised on other ranks is only in the text.
@@ -311,15 +291,14 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
         state.fit(saved, current)
         texts.append(
             f'{folder} is of a run with another layout ({len(parts)} ranks, '
-            f'or another communicator). Model, optimizer and iterators go on, '
-            'those over another share of the data at the same share of their '
-            'epoch; residuals, codec state and the random numbers of new '
-            'ranks start afresh')
-    taken = set().union(*ranks.allgather([*filter(state.is_models, saved)]))
+            f'or another communicator): residuals, codec state and the random '
+            'numbers of new ranks start afresh, iterators over another share '
+            'of the data at the same share of their epoch')
+    taken = set().union(*ranks.allgather([*saved]))
     agree(ranks, {}, state.incompatible(saved, current, trainer) or next((
-        f'the snapshot has {state.describe(key)}, the model has not'
+        f'the snapshot has {key}, the model has not'
         for part in parts for key in part.digests
-        if state.is_models(key) and key not in taken), ''))
+        if key.startswith(state.MODEL) and key not in taken), ''))
     _warn(ranks, texts)
     raise_together(ranks, lambda: state.restore(saved, trainer, comm),
                    error=ValueError)
@@ -347,25 +326,15 @@ def go_on(updater: Any) -> None:
         updater.resumed()
 
 
-def _seen(ranks: MPI.Comm, path: str) -> dict[str, int]:
-    """The snapshots that any rank sees in a directory, the newest first.
-
-    By their folders: of how many ranks it is; 0: not all files are there.
-    """
-    own = [os.path.relpath(name, path) for folder in (
-        [path] if file.files_in(path) else find_snapshots(path))
-        for name in file.files_in(folder)]
-    files: dict[str, set[str]] = defaultdict(set)
-    for name in {name for names in ranks.allgather(own) for name in names}:
-        files[os.path.dirname(name)].add(os.path.basename(name))
-    return {os.path.join(path, folder) if folder else path: next((
-        ranks for ranks in {int(re.split(r'of|\.', one)[1]) for one in its}
-        if its.issuperset(file.names_of(ranks))), 0)
-        for folder, its in sorted(
-            files.items(), key=lambda item: -iteration_of(item[0]))}
+def _seen(ranks: MPI.Comm, path: str) -> list[str]:
+    """The snapshots in a directory that any rank sees, the newest first."""
+    own = [os.path.relpath(folder, path) for folder in (
+        [path] if file.files_in(path) else find_snapshots(path))]
+    return [os.path.normpath(os.path.join(path, name)) for name in sorted(
+        set().union(*ranks.allgather(own)), key=iteration_of, reverse=True)]
 
 
-def _read(ranks: MPI.Comm, folder: str, number: int, current: State,
+def _read(ranks: MPI.Comm, folder: str, current: State,
           trainer: training.Trainer
           ) -> tuple[State, bool, list[file.Manifest]]:
     """What this rank needs, whether exactly, and the manifests it is from.
@@ -375,27 +344,27 @@ def _read(ranks: MPI.Comm, folder: str, number: int, current: State,
             of DamagedSnapshot; or it is of another layout, and not all ranks
             see it; or a file cannot be read.
     """
-    if not number:
-        raise DamagedSnapshot('DamagedSnapshot: files of ranks are not there')
-    paths = [os.path.join(folder, name) for name in file.names_of(number)]
-
-    def manifests(some: list[str]) -> list[file.Manifest]:
-        return raise_together(ranks, lambda: [
-            file.manifest_of(path) for path in some if os.path.exists(path)],
-            error=ValueError)
-    parts = manifests(paths[ranks.rank:][:number == ranks.size])
+    def manifests(names: list[str]) -> list[file.Manifest]:
+        return raise_together(ranks, lambda: [file.manifest_of(
+            os.path.join(folder, name)) for name in names], error=ValueError)
+    here = file.files_in(folder)
+    parts = manifests([name for name in here if name == file.name_of(
+        ranks.rank, ranks.size)])
     exact = ranks.allreduce(
         bool(parts) and parts[0].digests[state.LAYOUT] == file.digest_of(
             current[state.LAYOUT]), MPI.LAND)
     if not exact:
-        parts = manifests(paths)
-        agree(ranks, {}, '' if len(parts) == number else (
-            f'{folder} is of another layout, and this host sees {len(parts)} '
-            f'of its {number} files; give it a disk that all hosts see, or '
-            'the ranks, hosts, layers and communicator that it had'))
-    if len({name for names in ranks.allgather(
-            {part.identity for part in parts}) for name in names}) > 1:
-        raise DamagedSnapshot('DamagedSnapshot: files of several snapshots')
+        parts = manifests(here)
+    found = set().union(*ranks.allgather(
+        {(part.identity, part.ranks, part.rank) for part in parts}))
+    number = max(found)[1]
+    if len(found) != number or len({identity for identity, *_ in found}) > 1:
+        raise DamagedSnapshot(
+            'DamagedSnapshot: not the files of all ranks of one snapshot')
+    agree(ranks, {}, '' if exact or len(parts) == number else (
+        f'{folder} is of another layout, and this host sees {len(parts)} of '
+        f'its {number} files; give it a disk that all hosts see, or the '
+        'ranks, hosts, layers and communicator that it had'))
     keys = ({ranks.rank: [*parts[0].digests]} if exact
             else state.wanted(parts, ranks.rank, current, trainer))
     return raise_together(ranks, lambda: {
@@ -413,8 +382,8 @@ def save_whole_model(path: str, model: Any, grid: Any) -> None:
     or into any part of it, ``Net().stage(comm)``.
 
     Args:
-        path: The file, as for ``numpy.savez_compressed``, of the first rank;
-            an older file is replaced when the new one is whole.
+        path: The file, which the first rank writes and replaces when the new
+            one is whole; ``.npz`` is added if it does not end so.
         model: This rank's stage, ``Net().stage(grid)``.
         grid: The ranks, as :class:`PipelineUpdater` takes them.
 
@@ -429,10 +398,7 @@ def save_whole_model(path: str, model: Any, grid: Any) -> None:
 
     def save_all() -> None:
         if stages:
-            name = os.fspath(path)
-            with written_whole(name if name.endswith('.npz')
-                               else f'{name}.npz', 'wb') as whole:
-                numpy.savez_compressed(whole, **{
-                    key: value for stage in stages
-                    for key, value in stage.items()})
+            name = os.fspath(path).removesuffix('.npz') + '.npz'
+            with written_whole(name, 'wb') as whole:
+                numpy.savez_compressed(whole, **collections.ChainMap(*stages))
     raise_together(grid.comm, save_all)

@@ -3,8 +3,8 @@
 # them, or below ``job/`` what Chainer's serializers leave out.  Of optimizers,
 # rules and hooks all attributes are kept that JSON with arrays in it can hold;
 # of the script's own classes those that the training has changed, as others
-# may be of the rank or folder.  What it has changed and cannot be kept, also a
-# generator in a link, is named in a warning.
+# may be of the rank or folder.  What it has changed and cannot be kept is
+# named in a warning.
 from __future__ import annotations
 
 import contextlib
@@ -14,9 +14,10 @@ import json
 import math
 import pickle
 import random
+import types
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -35,7 +36,7 @@ _RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
 _STOP = 'stop_trigger'
 #: What the last snapshot has not: a run that goes on asks its stop trigger
 #: again.
-NOT_LAST = f'{_STOP}/', 'job/trainer'
+NOT_LAST = f'{_STOP}/', f'job/stopping/{_STOP}/_max_', 'job/trainer'
 #: Attributes of optimizers that Chainer saves, or another object has.
 _ELSEWHERE = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
 _CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict}
@@ -43,21 +44,21 @@ _CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict}
 _VALUES = 'collections', 'cupy', 'numpy', 'random'
 _OF_PYTHON = (int, float, complex, str, bytes, bytearray, list, tuple, dict,
               set, frozenset)
-_GENERATORS = random.Random, numpy.random.RandomState, numpy.random.Generator
+_NUMBERS = int, float, numpy.generic
+#: Random generators: how to get their state and to set it.
+_STATES: dict[Any, tuple[str, str]] = {
+    random.Random: ('getstate', 'setstate'),
+    numpy.random.RandomState: ('get_state', 'set_state')}
 
 
 # --- Python's values as JSON and arrays --------------------------------------
 
 def _array_of(value: Any) -> numpy.ndarray:
     """What NumPy's files can hold; TypeError: it is something else."""
-    if isinstance(value, (numpy.generic, *chainer.get_array_types())):
-        array = numpy.asarray(chainer.backends.cuda.to_cpu(value))
-        kind = array.dtype.str
-        if not array.dtype.hasobject and numpy.dtype(kind) == array.dtype:
-            # NumPy's files know no empty texts.
-            return array if array.dtype.itemsize else array.astype(
-                f'{kind[1]}1')
-    raise TypeError
+    array = numpy.asarray(chainer.backends.cuda.to_cpu(value))
+    if array.dtype.hasobject or numpy.dtype(array.dtype.str) != array.dtype:
+        raise TypeError
+    return array
 
 
 def _pack(value: Any, key: str, arrays: State) -> Any:
@@ -86,13 +87,12 @@ def _unpack(packed: Any, state: State, device: Any) -> Any:
 
 def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
     """Objects whose attributes are kept, by their keys."""
-    updater = trainer.updater
-    for main, optimizer in updater.get_all_optimizers().items():
+    for main, optimizer in trainer.updater.get_all_optimizers().items():
         # ChainerMN's proxy has the real one inside.
         owners = {main: getattr(optimizer, 'actual_optimizer', optimizer), **{
             main + place: one.update_rule
             for place, one in optimizer.target.namedparams()
-            if getattr(one, 'update_rule', None) is not None}}
+            if one.update_rule is not None}}
         for key, owner in owners.items():
             yield f'{_KEPT}{key}/own', owner
             yield f'{_KEPT}{key}/hyperparam', owner.hyperparam
@@ -104,10 +104,13 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
                        getattr(hook, '__self__', hook))
         for place, link in optimizer.target.namedlinks():
             yield f'job/link/{main}{place}', link
+    yield f'{_RANDOM}/', types.SimpleNamespace(
+        numpy=numpy.random.mtrand._rand, python=random._inst)
+    for name, one in _iterators(trainer):
+        yield f'{_RANDOM}/{name}', getattr(one, 'order_sampler', None)
     for key, one in (
-            ('updater/own', updater),
-            # One that divides batches has the script's own.
-            *((f'of iterator/{name}', getattr(one, '_own', None) or one)
+            ('updater/own', trainer.updater),
+            *((f'of iterator/{name}', one)
               for name, one in _iterators(trainer)),
             *((f'trigger of/{name}', one) for name, one in _triggers(trainer)),
             *((f'extension/{name}', inspect.unwrap(entry.extension))
@@ -119,8 +122,10 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
     yield 'job/trainer', trainer
 
 
-def _iterators(trainer: training.Trainer) -> Iterable[tuple[str, Any]]:
-    return getattr(trainer.updater, '_iterators', {}).items()
+def _iterators(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
+    for name, one in getattr(trainer.updater, '_iterators', {}).items():
+        # One that divides batches has the script's own.
+        yield name, getattr(one, '_own', None) or one
 
 
 def _triggers(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
@@ -137,17 +142,16 @@ def _is_librarys(one: Any) -> bool:
 def _attributes(owner: Any) -> dict[str, Any]:
     """Those that may be kept."""
     found = dict(getattr(owner, '__dict__', {}))
-    if isinstance(owner, chainer.Link):
+    if isinstance(owner, chainer.Link):     # all else may be of a batch
         return {name: value for name, value in found.items()
-                if isinstance(value, _GENERATORS)}
+                if isinstance(value, (*_NUMBERS, *_STATES))}
     if isinstance(owner, training.Trainer):
         # As numbers, of what its stop trigger may look at.
         found = {name: getattr(value, 'array', value)
                  for name, value in owner.observation.items()}
         return {'observation': {
-            name: value for name, value in found.items()
-            if isinstance(value, (int, float, numpy.generic,
-                                  *chainer.get_array_types()))}}
+            name: value for name, value in found.items() if isinstance(
+                value, (*_NUMBERS, *chainer.get_array_types()))}}
     if isinstance(owner, chainer.dataset.Iterator):
         for name in 'dataset', '_state':        # Chainer saves the latter
             found.pop(name, None)
@@ -187,7 +191,7 @@ class _Fingerprints(pickle.Pickler):
 
 
 #: By trainer: of which a snapshot was taken, or which went on from one.
-_beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
+beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
     weakref.WeakKeyDictionary())
 
 
@@ -197,7 +201,7 @@ def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
     Call it before a trainer runs or is resumed; the first call counts, for
     each object that may have been added since.
     """
-    first, fingerprint = _beginnings.setdefault(
+    first, fingerprint = beginnings.setdefault(
         trainer, {}), _Fingerprints(trainer).of
     for key, owner in _owners(trainer):
         if key not in first:
@@ -211,19 +215,20 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     first, state, left_out = note_beginning(trainer), State(), []
     fingerprint = _Fingerprints(trainer).of
     for key, owner in _owners(trainer):
-        kept, arrays, before = {}, State(), first[key]
+        kept, arrays, is_whole = {}, State(), key.startswith((_KEPT, _RANDOM))
         for name, value in _attributes(owner).items():
             try:
-                if key.startswith(_KEPT) or (
-                        before.get(name) != fingerprint(value)):
-                    kept[name] = _pack(value, key, arrays)
+                if is_whole or first[key].get(name) != fingerprint(value):
+                    kept[name] = _pack(
+                        getattr(value, _STATES[type(value)][0])() if type(
+                            value) in _STATES else value, key, arrays)
             except (TypeError, RecursionError):     # it has itself
-                if before.get(name) != fingerprint(value) and (
+                if first[key].get(name) != fingerprint(value) and (
                         not _is_librarys(owner)):
                     left_out.append(
                         f'{name} of {key[4:].replace("/", " ", 1)}, a '
                         f'{type(value).__name__}')
-        if kept or key.startswith(_KEPT):
+        if kept or is_whole:
             state |= {key: as_json([type(owner).__name__, kept]), **arrays}
     return state, left_out
 
@@ -236,19 +241,27 @@ def _restore_kept(state: State, trainer: training.Trainer) -> None:
         kept = json.loads(state[key].tobytes())[1] if key in state else {}
         for name, packed in kept.items():
             value, old = _unpack(packed, state, device), vars(owner).get(name)
-            if name == '_fp32_param' and value is not None:
-                value = chainer.Parameter(value)
-            elif key.startswith(_KEPT):
-                script += [[vars(owner), name, old]] * (name in vars(owner))
-            # The script may have other names of it.
+            if type(old) in _STATES:
+                getattr(old, _STATES[type(old)][1])(value)
             elif type(old) is type(value) and isinstance(old, (list, dict)):
+                # The script may have other names of it.
                 old.clear()
                 (old.extend if isinstance(old, list) else old.update)(value)
-                continue
-            vars(owner)[name] = value
+            else:
+                if name == '_fp32_param' and value is not None:
+                    value = chainer.Parameter(value)
+                elif key.startswith(_KEPT) and name in vars(owner):
+                    script.append([vars(owner), name, old])
+                vars(owner)[name] = value
+    _swap_around_initialize(script, trainer)
 
-    # Extensions expect the script's values where a training goes on:
-    # ``ExponentialShift`` takes the rate that it finds for the first one.
+
+def _swap_around_initialize(script: list[list[Any]], trainer: training.Trainer
+                            ) -> None:
+    """Has extensions find the script's values where a training goes on.
+
+    ``ExponentialShift`` takes the rate that it finds for the first one.
+    """
     def swap(_: Any) -> None:
         for one in script:
             attributes, name, value = one
@@ -282,22 +295,19 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
         except TypeError:
             raise TypeError(f'{key} cannot be saved; serialize arrays, '
                             'numbers and texts') from None
-    kept, left_out = _keep(trainer)
-    communicators = [*_communicators(trainer, comm)]
-    for prefix, communicator, model in communicators:
+    layout = sorted(key for key in state if key.startswith(MODEL))
+    for prefix, communicator, model in _communicators(trainer, comm):
+        layout.append(getattr(communicator, 'name',
+                              type(communicator).__name__))
         if hasattr(communicator, 'state'):
             state |= {prefix + key: value for key, value
                       in communicator.state(model).items()}
     for name, iterator in _iterators(trainer):
         if hasattr(getattr(iterator, 'dataset', None), '__len__'):
             state[f'{_LENGTH}{name}'] = numpy.asarray(len(iterator.dataset))
-    # Ranks with the same one go on exactly.
-    state[LAYOUT] = as_json([*sorted(filter(is_models, state)), *(
-        getattr(one, 'name', type(one).__name__)
-        for _, one, _ in communicators)])
-    state[_RANDOM] = as_json(_pack(
-        [numpy.random.get_state(), random.getstate()], _RANDOM, kept))
-    return state | kept, left_out
+    kept, left_out = _keep(trainer)
+    # Ranks with the same layout go on exactly.
+    return {**state, **kept, LAYOUT: as_json(layout)}, left_out
 
 
 def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
@@ -311,34 +321,27 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
         if own := {key[len(prefix):]: value for key, value in state.items()
                    if key.startswith(prefix)}:
             communicator.load_state(own, model)
-    if _RANDOM in state:
-        numpys, pythons = _unpack(
-            json.loads(state[_RANDOM].tobytes()), state, None)
-        numpy.random.set_state(numpys)
-        random.setstate(pythons)
 
 
 def _serialize(trainer: training.Trainer, serializer: Any) -> None:
     """Saves or loads what Chainer's own snapshots have, and what stops."""
     trainer.serialize(serializer)
+    is_saving = isinstance(serializer, chainer.Serializer)
+    now = trainer._snapshot_elapsed_time
     for name, trigger in _triggers(trainer):
         part = serializer[f'job/stopping/{name}']
         if isinstance(trigger, EarlyStoppingTrigger) and part(
-                'is there', isinstance(serializer, chainer.Serializer)):
-            trigger._summary.serialize(part['summary'])
-            trigger._interval_trigger.serialize(part['interval'])
-            trigger._max_trigger.serialize(
-                serializer[_STOP] if name == _STOP else part['max'])
+                'is there', is_saving):
+            for one in '_summary', '_interval_trigger', '_max_trigger':
+                vars(trigger)[one].serialize(part[one])
             if trigger._stop_condition():   # it fires when it is asked next
                 vars(trigger._max_trigger).update(
                     _previous_iteration=math.nan,
                     _previous_epoch_detail=math.nan)
         # One that had other intervals would fire for all that have gone by.
-        elif isinstance(trigger, TimeTrigger) and name != _STOP and isinstance(
-                serializer, chainer.Deserializer) and (
-                trigger._next_time <= trainer._snapshot_elapsed_time):
-            trigger._next_time = (trainer._snapshot_elapsed_time
-                                  + trigger._period)
+        elif isinstance(trigger, TimeTrigger) and name != _STOP and not (
+                is_saving or trigger._next_time > now):
+            trigger._next_time = now + trigger._period
 
 
 def _communicators(trainer: training.Trainer, comm: Any
@@ -352,11 +355,6 @@ def _communicators(trainer: training.Trainer, comm: Any
 
 
 # --- what a rank takes of another layout, and whether it fits ----------------
-
-def is_models(key: str) -> bool:
-    """Whether it is of the model: ranks with equal ones have the same part."""
-    return key.startswith(MODEL)
-
 
 def _parameters(trainer: training.Trainer) -> set[str]:
     """The keys of this rank's parameters, without :data:`MODEL`."""
@@ -373,20 +371,18 @@ def wanted(parts: list[Manifest], rank: int, current: State,
     random numbers its own, or else how far the first rank's iterators are;
     nothing of communicators; of all else the first value.
     """
-    own = parts[rank].digests if rank < len(parts) else None
-    parameters = _parameters(trainer)
-    found: dict[int, list[str]] = defaultdict(list)
+    own = parts[rank].digests if rank < len(parts) else {}
+    parameters, found = _parameters(trainer), defaultdict(list)
     for key, source in {key: part.rank for part in reversed(parts)
                         for key in part.digests}.items():
         # An optimizer's key is about a parameter, or about all: 'main'.
         about = key.partition('#')[0].removeprefix(_OPTIMIZER).removeprefix(
             _KEPT).rpartition('/')[0]
-        if key.startswith((_ITERATOR, _LENGTH, 'job/of iterator/', _RANDOM)):
-            if own is None and (
-                    key.startswith(_RANDOM) or key.endswith('/order')):
-                continue
-            source = rank if own and key in own else source
-        elif key.startswith(_COMMUNICATOR) or (
+        if key in own and key.startswith(
+                (_ITERATOR, _LENGTH, 'job/of iterator/', _RANDOM)):
+            source = rank
+        elif key.startswith((_COMMUNICATOR, _RANDOM)) or (
+                key.startswith(_ITERATOR) and key.endswith('/order')) or (
                 key.startswith(MODEL) and key not in current) or (
                 key.startswith((_OPTIMIZER, _KEPT)) and '/' in about
                 and about not in parameters):
@@ -416,14 +412,13 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
                  ) -> str:
     """Why a state cannot be restored; '' if it can."""
     parameters = _parameters(trainer)
-    # The model first.
-    for key in sorted(current, key=lambda key: (not is_models(key), key)):
-        now, was = current[key], saved.get(key)
+    for key, now in sorted(current.items()):
+        was = saved.get(key)
         if was is None:
             # When to save is no state of the training.
             if not key.startswith((
                     'job/', 'stop_trigger/', 'extension_triggers/Snapshot/')):
-                return (f'{describe(key)} is not in the snapshot; build model '
+                return (f'{key} is not in the snapshot; build model '
                         'and trainer as they were, with the same extensions')
         elif key.startswith(_KEPT) and key.endswith('/own'):
             here, there = (json.loads(one.tobytes())[0] for one in (now, was))
@@ -434,13 +429,7 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
                 (now.shape, now.dtype) != (was.shape, was.dtype)
                 if key.removeprefix(MODEL) in parameters else
                 key.startswith(_ITERATOR) and now.shape != was.shape):
-            return (f'{describe(key)} is {was.dtype} {was.shape} in the '
+            return (f'{key} is {was.dtype} {was.shape} in the '
                     f'snapshot but {now.dtype} {now.shape} here; use the '
                     'same model and data')
     return ''
-
-
-def describe(key: str) -> str:
-    """The name of a key in messages."""
-    name = key.removeprefix(MODEL)
-    return key if name == key else f'parameter /{name.partition("/")[2]}'

@@ -326,10 +326,10 @@ def test_a_model_that_does_not_fit_is_named_on_all_ranks(comm, tmp_path):
     """And the trainer stays as it was."""
     go(comm, tmp_path, 4, STOP)
     for options, match in [
-            ({'layers': 4}, 'parameter /8/.* is not in the snapshot'),
-            ({'layers': 2}, 'all ranks: the snapshot has parameter /7/., the '
-             'model has not'),
-            ({'width': 6}, r'parameter /0/\S is float32 \(9.*\) in the '
+            ({'layers': 4}, 'main/8/.* is not in the snapshot'),
+            ({'layers': 2}, 'all ranks: the snapshot has updater/model:main/'
+             '7/., the model has not'),
+            ({'width': 6}, r'main/0/\S is float32 \(9.*\) in the '
              r'snapshot but float32 \(6.*\) here')]:
         job = job_of(comm, 2, model=functools.partial(network, **options))
         before = arrays(job.model)
