@@ -199,6 +199,11 @@ trainer.run()
 ], 4: [
     (_UPDATER + 'training.StandardUpdater(iterator, optimizer)',
      'a second updater'),
+    ('''
+class Columns(chainer.iterators.SerialIterator):
+    def next(self):
+        return (*map(np.stack, zip(*super().next())),)
+iterator = Columns(data, 6)''' + _UPDATER, 'Columns gives a tuple'),
 ]}
 
 

@@ -119,12 +119,10 @@ class Files:
             self._tell(None)
 
     def meet(self) -> None:
-        """All ranks come to a meeting; what they have not asked for is void.
-        """
+        """All ranks come to a meeting: what none has asked for is void."""
         if self._comm.rank == 0:
             self._tell(None)
-            return
-        while self._next() is not None:
+        while self._comm.rank and self._next() is not None:
             self._heard.clear()
         self._heard.clear()
 
@@ -148,48 +146,49 @@ class Files:
                     'path', 'file', 'src', 'fname') if key in kwargs),
             line = self._line() if args and isinstance(
                 args[0], (str, bytes, os.PathLike)) else ''
-            mode = str([*args[1:2], kwargs.get('mode', 'r')][0]
-                       ) if name == 'open' else ''
             if not line:
                 return original(*args, **kwargs)
+            mode = str([*args[1:2], kwargs.get('mode', 'r')][0]
+                       ) if name == 'open' else ''
             is_open, self.is_open = self.is_open, False     # but for itself
             try:
-                if self._comm.rank == 0:
-                    return self._first(is_open, (name, mode, line), args[0],
-                                       lambda: original(*args, **kwargs))
-                if is_open and (told := self._next()) and told[0] == (
-                        name, mode, line):
-                    _, path, found, error = self._heard.pop()
-                    if error is not None:
-                        raise error
-                    if name in _ASKS:
-                        return found
-                    args = path, *args[1:]
-                if name in _CHANGES:
-                    return None
-                if {*mode} & {*'wax'}:
-                    file, path = tempfile.mkstemp()
-                    os.unlink(path)
-                    args = file, *args[1:]
-                return original(*args, **kwargs)
+                return (self._follow if self._comm.rank else self._lead)(
+                    is_open, (name, mode, line), args[0], lambda path:
+                    original(path, *args[1:], **kwargs))
             finally:
                 self.is_open = is_open
         return call
 
-    def _first(self, is_heard: bool, what: Any, path: Any,
-               act: Callable[[], Any]) -> Any:
+    def _lead(self, is_open: bool, what: tuple[str, ...], path: Any,
+              act: Callable[[Any], Any]) -> Any:
         """Acts on rank 0, and tells the others what has come of it."""
         found = error = None
         try:
-            found = act()
+            found = act(path)
         except Exception as caught:
             error = caught
             raise
         finally:
-            if is_heard:
+            if is_open:
                 self._tell((what, path, found if what[0] in _ASKS else None,
                             error))
         return found
+
+    def _follow(self, is_open: bool, what: tuple[str, ...], path: Any,
+                act: Callable[[Any], Any]) -> Any:
+        """Does on another rank as rank 0 has told."""
+        if is_open and (told := self._next()) and told[0] == what:
+            _, path, found, error = self._heard.pop()
+            if error is not None:
+                raise error
+            if what[0] in _ASKS:
+                return found
+        if what[0] in _CHANGES:
+            return None
+        if {*what[1]} & {*'wax'}:
+            path, lost = tempfile.mkstemp()
+            os.unlink(lost)
+        return act(path)
 
     def _line(self) -> str:
         """The line of the script that calls a function; '' if none does."""
@@ -250,11 +249,6 @@ def adapt(trainer: Any, job: Any) -> None:
             raise Refusal(
                 'a snapshot has snapshot_on_error=True, when ranks may be '
                 'anywhere, or a ProcessQueueWriter; leave them out')
-        elif isinstance(own, _snapshot._Snapshot) and not is_first:
-            # The script's own would write, too; those of Chainer may have a
-            # thread, which ends here.
-            getattr(own.writer, 'finalize', lambda: None)()
-            own.writer = lambda *args: None
         entry.extension = looking(own)
 
 
@@ -297,7 +291,8 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
     A path is rank 0's.  A rank's own error stays as it is, as a script may
     expect it.
     """
-    file = job.comm.bcast(file if isinstance(file, str) else None) or file
+    file = job.comm.bcast(file if isinstance(
+        file, (str, os.PathLike)) else None) or file
     with (contextlib.nullcontext() if job.updater is None
           else job.model.partition.own_alone()):
         try:

@@ -201,7 +201,8 @@ class PipelineJob(Originals):
         self._loss_func = loss_of(updater.loss_func, model)
         grid = ProcessGrid(self.comm, pipeline=options.pipeline)
         example = first_batch(
-            self.comm, lambda: self.comm.rank or _examples(own, samples),
+            self.comm, lambda: self.comm.rank or _examples(
+                own, samples, replicas),
             updater.converter, updater.input_device)
         self._building.close()
         chunks = (options.cut.chunks if options.cut else
@@ -245,14 +246,23 @@ class PipelineJob(Originals):
         self.updater = updater
 
 
-def _examples(iterator: Any, samples: int) -> Any:
+def _examples(iterator: Any, samples: int, replicas: int) -> Any:
     """What a micro-batch is converted of; nothing of it is used up."""
     if type(iterator).__module__.partition('.')[0] in LIBRARIES:
         # One that reads ahead in other processes cannot be copied.
         return [iterator.dataset[place]
                 for place in range(min(samples, len(iterator.dataset)))]
     batch = copy.deepcopy(iterator).next()      # of any kind
+    if replicas > 1:
+        _check_divisible(iterator, batch)
     return batch[:samples] if isinstance(batch, list) else batch
+
+
+def _check_divisible(iterator: Any, batch: Any) -> None:
+    if not isinstance(batch, list):
+        raise ValueError(
+            f'{type(iterator).__name__} gives a {type(batch).__name__}; '
+            'replicas divide a list of examples')
 
 
 def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
@@ -300,10 +310,7 @@ class Divided(FollowingIterator):
             batch = self._own.next()
         except StopIteration:
             return [None] * count
-        if not isinstance(batch, list):
-            raise ValueError(
-                f'{type(self._own).__name__} gives a {type(batch).__name__}; '
-                'replicas divide a list of examples')
+        _check_divisible(self._own, batch)
         now, size = progress(self._own), len(batch)
         return [(now, batch[size * n // count:size * (n + 1) // count])
                 for n in range(count)]

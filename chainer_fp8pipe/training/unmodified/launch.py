@@ -11,6 +11,7 @@ import functools
 import gc
 import os
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +82,8 @@ def refusing() -> Any:
 
 def _said(error: Exception) -> str:
     """A line, without what :func:`raise_together` puts before it."""
-    return ' '.join(str(error).removeprefix('all ranks: ValueError: ').split())
+    return ' '.join(re.sub('^(all ranks|rank 0): ValueError: ', '',
+                           str(error)).split())
 
 
 def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
