@@ -146,6 +146,7 @@ class PipelineTimeline(extension.Extension):
 
     Raises:
         ValueError: ``iteration`` is no whole number of at least 1.
+        TypeError: ``updater`` is another one.
     """
 
     trigger = 1, 'iteration'
@@ -155,6 +156,11 @@ class PipelineTimeline(extension.Extension):
     def __init__(self, updater: Any, iteration: int = 10) -> None:
         self._updater, self._iteration = updater, at_least_one(
             'iteration', iteration)
+        if not hasattr(updater, 'schedule'):
+            raise TypeError(
+                f'PipelineTimeline draws the updates of a PipelineUpdater, not'
+                f' of a {type(updater).__name__}; RunReport draws those of '
+                'any updater')
         self._calls = AroundCalls()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:

@@ -104,6 +104,8 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
                        getattr(hook, '__self__', hook))
         for place, link in optimizer.target.namedlinks():
             yield f'job/link/{main}{place}', link
+            if hasattr(link, 'reset_state'):        # as L.LSTM
+                yield f'{_RANDOM}/{main}{place}', link
     yield f'{_RANDOM}/', types.SimpleNamespace(
         numpy=numpy.random.mtrand._rand, python=random._inst)
     for name, one in _iterators(trainer):
@@ -139,10 +141,13 @@ def _is_librarys(one: Any) -> bool:
     return str(getattr(one, '__module__', '')).partition('.')[0] in LIBRARIES
 
 
-def _attributes(owner: Any) -> dict[str, Any]:
+def _attributes(key: str, owner: Any) -> dict[str, Any]:
     """Those that may be kept."""
     found = dict(getattr(owner, '__dict__', {}))
     if isinstance(owner, chainer.Link):     # all else may be of a batch
+        if key.startswith(_RANDOM):
+            return {name: value.array for name, value in found.items()
+                    if type(value) is chainer.Variable}
         return {name: value for name, value in found.items()
                 if isinstance(value, (*_NUMBERS, *_STATES))}
     if isinstance(owner, training.Trainer):
@@ -206,7 +211,7 @@ def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
     for key, owner in _owners(trainer):
         if key not in first:
             first[key] = {name: fingerprint(value)
-                          for name, value in _attributes(owner).items()}
+                          for name, value in _attributes(key, owner).items()}
     return first
 
 
@@ -216,7 +221,7 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     fingerprint = _Fingerprints(trainer).of
     for key, owner in _owners(trainer):
         kept, arrays, is_whole = {}, State(), key.startswith((_KEPT, _RANDOM))
-        for name, value in _attributes(owner).items():
+        for name, value in _attributes(key, owner).items():
             try:
                 if is_whole or first[key].get(name) != fingerprint(value):
                     kept[name] = _pack(
@@ -250,6 +255,9 @@ def _restore_kept(state: State, trainer: training.Trainer) -> None:
             else:
                 if name == '_fp32_param' and value is not None:
                     value = chainer.Parameter(value)
+                elif isinstance(value, chainer.get_array_types()) and (
+                        isinstance(owner, chainer.Link)):
+                    value = chainer.Variable(value)
                 elif key.startswith(_KEPT) and name in vars(owner):
                     script.append([vars(owner), name, old])
                 vars(owner)[name] = value

@@ -42,6 +42,8 @@ def test_one_update_of_all_ranks_is_drawn_and_traced(
             3 if schedule == 'zero_bubble' else 0)
 
 
-def test_an_update_before_the_first_is_an_error():
+def test_wrong_arguments_are_errors():
     with pytest.raises(ValueError, match='at least 1'):
         PipelineTimeline(None, 0)
+    with pytest.raises(TypeError, match='not of a NoneType; RunReport'):
+        PipelineTimeline(None)

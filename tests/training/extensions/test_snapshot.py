@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
-from ..trainers import make_trainer, names, save, weights
+from ..trainers import Net, make_trainer, names, save, weights
 
 
 def momentum(**scaling):
@@ -77,6 +77,26 @@ def owned(trainer):
     trainer.updater.get_optimizer('main').target.predictor.l2.calls = 0
     trainer.seen = []       # stays the extension's, too
     trainer.extend(Noise(trainer.seen), name='noise')
+
+
+class Recurrent(Net):
+    """Has a state, which no persistent value is, as L.LSTM."""
+
+    h = None
+
+    def reset_state(self):
+        self.h = None
+
+    def forward(self, x):
+        y = super().forward(x)
+        y = y if self.h is None else y + self.h / 2
+        self.h = chainer.Variable(y.array)
+        return y
+
+
+def recurrent(trainer):
+    trainer.updater.get_optimizer(
+        'main').target.predictor.__class__ = Recurrent
 
 
 class Remembering:
@@ -202,6 +222,7 @@ STATES = {
     'own classes': (5, 'fp8', {}, owned),
     'hooks': (5, 'float32', {'optimizer': lambda: (
         chainer.optimizers.MomentumSGD(0.05))}, hooked),
+    'a link with a state': (5, 'float32', {}, recurrent),
     'triggers': (5, 'float32', {}, triggered),
     'early stopping': (5, 'float32', {}, early),
     'early stopping at a check': (6, 'float32', {}, early),
