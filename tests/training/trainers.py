@@ -190,8 +190,9 @@ class Net(chainer.Chain):
     """Dropout makes it depend on random numbers, as real ones do."""
 
     def __init__(self, width=8):
-        super().__init__(l1=L.Linear(6, width), bn=L.BatchNormalization(width),
-                         l2=L.Linear(width, 3))
+        super().__init__(
+            l1=L.Linear(None, width), bn=L.BatchNormalization(width),
+            l2=L.Linear(width, 3))
 
     def forward(self, x):
         return self.l2(F.dropout(F.relu(self.bn(self.l1(x))), 0.3))

@@ -321,10 +321,14 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
 def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
     """Gives a trainer the state of :func:`collect`, or a part of one."""
     _restore_kept(state, trainer)
+    # Parameters that are made while they are loaded draw numbers.
+    numpys, pythons = numpy.random.get_state(), random.getstate()
     # Not strict: an optimizer that had not updated a parameter yet has no
     # state of it; necessary keys were checked before.
     _serialize(trainer, chainer.serializers.NpzDeserializer(
         state, strict=False))
+    numpy.random.set_state(numpys)
+    random.setstate(pythons)
     for prefix, communicator, model in _communicators(trainer, comm):
         if own := {key[len(prefix):]: value for key, value in state.items()
                    if key.startswith(prefix)}:
