@@ -13,7 +13,8 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -37,7 +38,6 @@ _SECONDS, _SHARE = 10.0, 1 / 256
 #: The events of an update are kept if it is the so-many-th of a start, twice,
 #: four times, ..., unless they are too many for a picture.
 _REGULAR, _MOST_EVENTS = 5, 5_000
-_BYTES = 'stage_bytes', 'stage_arrays'
 #: Updates after which a point of the curves is the mean of two, then three.
 _POINTS = 500
 #: Seconds that rank 0 waits for the other ranks' last lines.
@@ -99,13 +99,24 @@ class RunReport(extension.Extension):
             self._writer = record.RecordWriter(self._out, self._ranks.rank)
         self._parts: list[record.Part] = [         # what will be written next
             _start(updater, self._ranks.size)]
-        self._curves = _Curves(updater, self._parts)
+        self._updater, self._values = updater, chainer.reporter.DictSummary()
+        self._begun = self._drawn = updater.iteration
         self._steps = _Steps(updater, self._parts, self._ranks.rank)
         self._write()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        if not self._ranks.rank:
-            self._curves.observe(trainer.observation)
+        for name, value in (() if self._ranks.rank else
+                            trainer.observation.items()):
+            value = getattr(value, 'array', value)
+            # What is no number is left out; a GPU is not waited for.
+            if getattr(value, 'ndim', 0) == 0:
+                with contextlib.suppress(TypeError, ValueError, OverflowError):
+                    self._values.add({name: value if isinstance(
+                        value, chainer.backends.cuda.ndarray)
+                        else float(value)})
+        iteration = self._updater.iteration
+        if iteration - self._drawn > (iteration - self._begun) // _POINTS:
+            self._draw()
         if time.monotonic() >= self._last + max(
                 _SECONDS, _SHARE * trainer.elapsed_time):
             self._write()
@@ -116,9 +127,9 @@ class RunReport(extension.Extension):
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
-        self._curves.draw()
+        self._draw()
         self._write(record.RunEnd(
-            time.time(), self._curves.updater.iteration, error))
+            time.time(), self._updater.iteration, error))
         if not self._ranks.rank:
             with self._warns(Exception):
                 self._show(error)
@@ -149,6 +160,16 @@ class RunReport(extension.Extension):
                     f'{type(error).__name__}: {error}', RuntimeWarning,
                     stacklevel=3)
 
+    def _draw(self) -> None:
+        """The point of the curves since the last one, if there is one."""
+        if means := self._values.compute_mean():
+            self._values = chainer.reporter.DictSummary()
+            self._drawn = self._updater.iteration
+            self._parts.append(record.CurvePoint(
+                time.time(), self._drawn,
+                float(getattr(self._updater, 'epoch_detail', 0.0)),
+                {name: float(value) for name, value in means.items()}))
+
     def _write(self, *more: record.Part) -> None:
         """Writes what there is, with the updates since the last call."""
         self._steps.sum_up()
@@ -157,39 +178,6 @@ class RunReport(extension.Extension):
                 self._writer.write([*self._parts, *more])
         self._parts.clear()
         self._last = time.monotonic()
-
-
-class _Curves:
-    """Averages what the training reports over some updates, to a point."""
-
-    def __init__(self, updater: Any, parts: list[record.Part]) -> None:
-        self.updater, self._parts = updater, parts
-        self._begun = self._last = updater.iteration
-        self._values = chainer.reporter.DictSummary()
-
-    def observe(self, observation: Mapping[str, Any]) -> None:
-        """Takes over what was reported in an update."""
-        for name, value in observation.items():
-            value = getattr(value, 'array', value)
-            # What is no number is left out; a GPU is not waited for.
-            if getattr(value, 'ndim', 0) == 0:
-                with contextlib.suppress(TypeError, ValueError, OverflowError):
-                    self._values.add({name: value if isinstance(
-                        value, chainer.backends.cuda.ndarray)
-                        else float(value)})
-        iteration = self.updater.iteration
-        if iteration - self._last > (iteration - self._begun) // _POINTS:
-            self.draw()
-
-    def draw(self) -> None:
-        """The point of the updates since the last one, if there are some."""
-        if means := self._values.compute_mean():
-            self._values = chainer.reporter.DictSummary()
-            self._last = self.updater.iteration
-            self._parts.append(record.CurvePoint(
-                time.time(), self._last,
-                float(getattr(self.updater, 'epoch_detail', 0.0)),
-                {name: float(value) for name, value in means.items()}))
 
 
 class _Steps:
@@ -202,11 +190,11 @@ class _Steps:
         # Of updates since the last interval: ends, seconds, and seconds by
         # section.
         self._laps: list[tuple[float, float, dict[str, float]]] = []
-        self._stream = stream_of(updater, *map(
-            _communicator_of, updater.get_all_optimizers().values()))
+        self._stream = stream_of(updater, *(
+            one for _, one in _communicators(updater)))
         self._kept = self._stream.keep()
         # When the last lap ended, and what the stream had counted by then.
-        self._end, self._counted = 0.0, dict[str, float]()
+        self._end, self._counted = 0.0, self._counts()
         self._calls = AroundCalls()
         self._calls.add(updater, 'update', self._timed)
 
@@ -243,15 +231,27 @@ class _Steps:
                     for event in events_of(taken, self._rank, 0.0)
                     if event.end > begin)))
 
-    def _counts(self) -> dict[str, float]:
-        """What was counted: hidden seconds, and bytes, also by codec."""
-        found = {**self._stream.hidden, **{
-            name: getattr(self._stream, name) for name in _BYTES}}
-        for one in {*map(_communicator_of, self._updater.get_all_optimizers(
-                ).values())}:
-            if isinstance(events := getattr(one, 'events', 0), EventStream):
-                name = _name_of(one)
-                found[name] = found.get(name, 0) + events.bytes_sent
+    def _counts(self) -> Any:
+        """What was counted so far: hidden seconds, and bytes by codec."""
+        stream = self._stream
+        found: Any = Counter({('hidden', name): seconds for name, seconds
+                              in stream.hidden.items()})
+        found['sent', TO_STAGES] = stream.stage_bytes
+        found['float32', TO_STAGES] = stream.stage_arrays
+        streams = dict[EventStream, str]()
+        for optimizer, communicator in _communicators(self._updater):
+            name, size = _name_of(communicator), communicator.size
+            # Elements of 4 bytes, which go out and come back.
+            whole = self._updater.iteration * 8.0 * (size - 1) / size * (
+                _elements(optimizer))
+            found['float32', name] += whole
+            own = getattr(communicator, 'events', None)
+            if isinstance(own, EventStream):
+                streams[own] = name
+            else:       # ChainerMN's counts nothing
+                found['sent', name] += whole
+        for own, name in streams.items():
+            found['sent', name] += own.bytes_sent
         return found
 
     def sum_up(self) -> None:
@@ -268,8 +268,10 @@ class _Steps:
         sections['other'] = numpy.maximum(0.0, busy - sum(sections.values()))
         sections['between'] = steps - busy
         now, last = self._counts(), self._updater.iteration
-        grown = {name: (now[name] - self._counted.get(name, 0.0)) / len(ends)
-                 for name in now}
+        grown = {kind: {
+            name: count / len(ends) for (one, name), count
+            in (now - self._counted).items() if one == kind}
+            for kind in ('hidden', 'sent', 'float32')}
         self._laps, self._end, self._counted = [], ends[-1], now
         lower, middle = numpy.quantile(busy - sum(
             sections[name] for name in record.COMMUNICATION),
@@ -278,9 +280,7 @@ class _Steps:
             time.time(), self._rank, last - len(ends) + 1, last,
             (lower, middle),
             {name: float(values.mean()) for name, values in sections.items()
-             if values.any()},
-            {name: grown[name] for name in record.PHASES if grown.get(name)},
-            *_sent(self._updater, grown)))
+             if values.any()}, **grown))
 
 
 def _start(updater: Any, ranks: int) -> record.RunStart:
@@ -293,7 +293,7 @@ def _start(updater: Any, ranks: int) -> record.RunStart:
             optimizer, 'actual_optimizer', optimizer)).__name__,
         'model': f'{type(optimizer.target).__name__}, '
                  f'{_elements(optimizer):,} parameters'}
-    if (communicator := _communicator_of(optimizer)) is not None:
+    if (communicator := getattr(optimizer, 'communicator', None)):
         settings |= {'communicator': _name_of(communicator), **{
             option: str(value) for option, value in getattr(getattr(
                 communicator, 'options', None), '__dict__', {}).items()
@@ -329,32 +329,18 @@ def _watch(calls: AroundCalls, stream: EventStream, updater: Any) -> None:
         return
     watch(chainer.Variable, 'backward', 'backward')
     for optimizer in updater.get_all_optimizers().values():
-        watch(_communicator_of(optimizer), 'exchange',
+        watch(getattr(optimizer, 'communicator', None), 'exchange',
               'bcast_data', 'multi_node_mean_grad')
         watch(optimizer.target, 'forward', '__call__')
         watch(getattr(optimizer, 'actual_optimizer', optimizer), 'update',
               'update')
 
 
-def _sent(updater: Any, grown: Mapping[str, float]
-          ) -> tuple[dict[str, float], dict[str, float]]:
-    """The mean bytes of an update as in :class:`.RankInterval`."""
-    to_stages, whole = (grown[name] for name in _BYTES)
-    sent, in_float32 = {TO_STAGES: to_stages}, {TO_STAGES: whole}
-    for optimizer in updater.get_all_optimizers().values():
-        if (communicator := _communicator_of(optimizer)) is not None:
-            size, name = communicator.size, _name_of(communicator)
-            # Elements of 4 bytes, which go out and come back.
-            in_float32[name] = in_float32.get(name, 0.0) + (
-                8.0 * (size - 1) / size * _elements(optimizer))
-            # ChainerMN's counts nothing.
-            sent[name] = grown.get(name, in_float32[name])
-    return {codec: own for codec, own in sent.items() if in_float32[codec]
-            }, in_float32
-
-
-def _communicator_of(optimizer: Any) -> Any:
-    return getattr(optimizer, 'communicator', None)
+def _communicators(updater: Any) -> list[tuple[Any, Any]]:
+    """The optimizers that have communicators, and these."""
+    return [(optimizer, optimizer.communicator) for optimizer
+            in updater.get_all_optimizers().values()
+            if getattr(optimizer, 'communicator', None) is not None]
 
 
 def _name_of(communicator: Any) -> str:
