@@ -10,10 +10,11 @@ none of its calls.  In the order in which a call goes through these files:
    data is one call, with all that it calls itself (``whole_call``).
 2. All calls of a micro-batch are a ``program``.  What they read decides on
    which chunk of the model each one is (``calls``, ``layout``), and so which
-   values one rank sends to the next.
+   values one rank sends to the next, and which parameters it has
+   (``placement``).
 3. A rank makes the calls of its chunks on real values, and again where it
    recomputes.  It keeps the values that links carry to the next batch
-   (``attributes``), and the parameters of its own (``placement``).
+   (``attributes``).
 4. ``adapter`` is what a pipeline asks of all this in a step
    (:mod:`chainer_fp8pipe.pipeline`), ``partitioned`` what a rank knows of the
    model, and the model's class.

@@ -39,6 +39,7 @@ from .placeholder import (
 
 if TYPE_CHECKING:
     from .partitioned import Partition
+    from .program import Program
 
 #: The name of the loss that the model returns.
 LOSS = '\0loss'
@@ -49,18 +50,19 @@ _SAME = ("A model's calls must not depend on the rank; all ranks must see "
 class Chunk:
     """The calls of one chunk, see :class:`.Part`."""
 
-    def __init__(self, partition: Partition, chunk: int) -> None:
-        self.name = partition.name_of(chunk)
-        self._partition, self._chunk = partition, chunk
+    def __init__(self, adapter: ChainAdapter, part: Partition, chunk: int
+                 ) -> None:
+        self.name = part.name_of(chunk)
+        self._adapter, self._chunk = adapter, chunk
         self.parameters: list[chainer.Parameter] = [
-            partition.names.parameters[name]
-            for name in partition.placement.used[chunk]]
+            part.names.parameters[name]
+            for name in part.placement.on_chunk(chunk)]
         self.statistics = BatchStatistics()     # of all the rank's chunks
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
         """Makes this chunk's calls."""
-        program = self._partition.programs[micro_batch]
+        program = self._adapter.programs[micro_batch]
         # Of links that run as a whole: they are called here.
         with self.statistics.counting(self._chunk):
             return program.run(self._chunk, inputs, self.name,
@@ -70,25 +72,22 @@ class Chunk:
 class ChainAdapter(Adapter):
     """Adapts the pipeline to a partitioned Chain."""
 
-    def __init__(self, model: Any, grid: ProcessGrid, optimizer: Any,
+    def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None = None,
                  loss_func: Callable | None = None) -> None:
         super().__init__(model, grid, loss_weight)
         part: Partition = model.partition
         self._partition = part
+        self.programs: list[Program] = []       # of this step's micro-batches
         for wrong, text in (
                 (part.grid is not grid,
                  'the model was cut for other ranks; give PipelineUpdater '
                  'the comm that partition() got'),
                 (loss_func not in (None, part.loss_func),
                  'the model was cut with another loss_func; pass this one to '
-                 'partition(), which records it'),
-                (part.optimizer not in (None, optimizer),
-                 'another optimizer trains this model already; a partitioned '
-                 'model has one')):
+                 'partition(), which records it')):
             if wrong:
                 raise ValueError(text)
-        self._optimizer = optimizer
         self.chunks = part.plan.chunks
         self._method: Callable | None = None
         # What a step that has begun gathers.
@@ -98,8 +97,8 @@ class ChainAdapter(Adapter):
     def parts(self) -> dict[int, Chunk]:
         """This rank's parts of the model, by number of chunk."""
         part = self._partition
-        part.optimizer = self._optimizer
-        self._parts = {chunk: Chunk(part, chunk) for chunk in part.chunks}
+        self._parts = {chunk: Chunk(self, part, chunk)
+                       for chunk in part.chunks}
         return self._parts
 
     def choose(self, method: str | None) -> str:
@@ -145,7 +144,7 @@ class ChainAdapter(Adapter):
             raise NotTraced(str(error)) from error
         if step == 'predict':
             self._form, *others = [nested.leaves(one.result)[1]
-                                   for one in part.programs]
+                                   for one in self.programs]
             if any(form != self._form for form in others):
                 raise ValueError('the outputs of the micro-batches differ in '
                                  'their form; they cannot be concatenated')
@@ -157,7 +156,7 @@ class ChainAdapter(Adapter):
             self._compares = False
             if len(batches) * self._grid.replicas > 1:
                 # On all ranks: what forward counts must stay alike.
-                text = why_no_mean(function, batches, part.names)
+                text = why_no_mean(function, args, kwargs, part.names)
                 if text and self._is_last and not self._grid.replica_index:
                     line = next(frames_of_users(sys._getframe()))
                     warnings.warn_explicit(text, UserWarning,
@@ -165,21 +164,21 @@ class ChainAdapter(Adapter):
                                            line.f_lineno)
         self._given = given
         if step == 'predict':
-            self.weights = [0.0] * len(part.programs)
+            self.weights = [0.0] * len(self.programs)
         elif given:
             self.weights = given
         else:
             self.weights, self.unit = weights_of(
-                [one.notes.labels for one in part.programs], batch.sizes,
+                [one.notes.labels for one in self.programs], batch.sizes,
                 self._grid.replicas if step == 'train' else 1)
         return [(one.layout.digest, hash(tuple(one.notes.numbers)))
-                for one in part.programs], given
+                for one in self.programs], given
 
     def _record(self, step: str, function: Callable, batches: list[Any],
                 places: list[Place]) -> None:
         part, placement = self._partition, self._partition.placement
         names = part.names
-        part.end()
+        self.end()          # a step that has failed elsewhere
         shaped = len(names.shaped)
         part.state.begin(step)
         self._statistics = next(iter(self._parts.values())).statistics
@@ -193,8 +192,8 @@ class ChainAdapter(Adapter):
                 if step != 'predict':
                     check_result(program.result)
                 part.state.note(program)
-                part.programs.append(program)
-                program.settle(part.layouts.of(program), part.chunks)
+                self.programs.append(program)
+                program.settle(placement.layout_of(program), part.chunks)
         part.state.end()
         for number, name in enumerate(names.shaped[shaped:]):
             if name in placement.own:       # the same on every replica
@@ -206,8 +205,7 @@ class ChainAdapter(Adapter):
     def explain(self) -> None:
         """Raises an error that says which calls differ between ranks."""
         raise_together(self._grid.pipeline, lambda: {
-            name: one for index, program in enumerate(
-                self._partition.programs)
+            name: one for index, program in enumerate(self.programs)
             for name, one in program.description(
                 f' of micro-batch {index}').items()
         } | {'the loss_weight': repr(self._given)}, NotTraced, dict, _SAME)
@@ -215,8 +213,7 @@ class ChainAdapter(Adapter):
     def reported(self, losses: list[Arrays]) -> Reports:
         """Returns what this rank's model has reported, and the loss."""
         found: Reports = {}
-        for weight, one in zip(self.weights, self._partition.programs,
-                               strict=True):
+        for weight, one in zip(self.weights, self.programs, strict=True):
             for name, value in one.found.items():
                 add(found, name, report_of(value, weight))
         if self._is_last:
@@ -265,8 +262,9 @@ class ChainAdapter(Adapter):
             self._statistics.forget()
         elif failed == 'train':
             self._partition.state.forget()
-        self._statistics = None
-        self._partition.end()
+        for program in self.programs:
+            program.forget()
+        self._statistics, self.programs = None, []
 
 
 def _host(array: Any) -> numpy.ndarray:
@@ -278,9 +276,9 @@ def _host(array: Any) -> numpy.ndarray:
 def check_result(result: Any) -> None:
     """Raises ValueError if what a model has returned is no loss."""
     if not isinstance(result, chainer.Variable) or result.size != 1:
+        what = (f'variable of shape {result.shape}' if isinstance(
+            result, chainer.Variable) else type(result).__name__)
         raise ValueError(
-            f'the model returned {type(result).__name__} of shape '
-            f'{getattr(result, "shape", "unknown")}; called with a '
-            'batch, it must return its loss, a scalar variable, as '
-            'chainer.links.Classifier does, or be cut with '
-            'partition(..., loss_func=)')
+            f'the model returned a {what}; called with a batch, it must '
+            'return its loss, a scalar variable, as chainer.links.Classifier '
+            'does, or be cut with partition(..., loss_func=)')

@@ -14,13 +14,14 @@
 # a rank, the usual case, none.
 from __future__ import annotations
 
+import bisect
 import collections
 import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -87,28 +88,32 @@ class CutProblem:
         return tuple(most)
 
 
-class Costs(NamedTuple):
-    """Tables of what each interval takes as a certain chunk."""
-
-    seconds: numpy.ndarray      # per micro-batch
-    nbytes: numpy.ndarray       # at the worst moment
-    again: numpy.ndarray        # whether it runs forward twice
+#: Tables of what each interval takes as a certain chunk: seconds per
+#: micro-batch, bytes at the worst moment, whether it runs forward twice.
+Costs = tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]
 
 
 class Intervals:
     """Seconds and bytes of all intervals of a program's atoms.
 
     Tables are [atoms + 1, atoms + 1], and element [i, j] is about an interval,
-    0 where j <= i.  Bytes are those of one micro-batch.
+    0 where j <= i.  Bytes are those of one micro-batch.  Where there are cuts
+    already, the chunks between them are the atoms.
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,
-                 parameters: Mapping[str, Value]) -> None:
+                 parameters: Mapping[str, Value],
+                 cuts: Sequence[tuple[int, ...]] | None = None) -> None:
         place = positions(calls, order)
-        atoms = _atoms(calls, place)
+        atoms = _atoms(calls, place) if cuts is None else [
+            [number for number, here in enumerate(place)
+             if bisect.bisect_right(cuts, here) == chunk]
+            for chunk in range(len(cuts) + 1)]
         self.order = order
-        #: The position of each atom's first call.
-        self.starts = [place[atom[0]] for atom in atoms]
+        #: Where each atom begins.
+        self.starts: list[Any] = [
+            place[atom[0]] for atom in atoms] if cuts is None else [
+                (0, 0), *cuts]
         self.count = len(atoms)
         atom_of = {number: index for index, atom in enumerate(atoms)
                    for number in atom}
@@ -166,11 +171,6 @@ class Intervals:
                                   out=largest[:end])
             tables[:, :, end] = now
 
-    def ends_of(self, cuts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-        """Index after the last atom of each chunk, for a plan's cuts."""
-        return (*(sum(start < cut for start in self.starts) for cut in cuts),
-                self.count)
-
     def costs(self, problem: CutProblem) -> list[Costs]:
         """What each chunk takes.
 
@@ -196,8 +196,8 @@ class Intervals:
                 for times in (live, live if puts_off else 1))
             again = (plain > problem.share if recompute == 'auto'
                      else numpy.full(plain.shape, bool(recompute)))
-            return Costs(self.forward * (1 + again) + self.backward,
-                         numpy.where(again, short, plain), again)
+            return (self.forward * (1 + again) + self.backward,
+                    numpy.where(again, short, plain), again)
         wanted = problem.recompute
         return list(map(of, problem.live, wanted if isinstance(wanted, tuple)
                         else itertools.repeat(wanted)))
@@ -218,12 +218,12 @@ def search(intervals: Intervals, problem: CutProblem) -> PartitionPlan:
     costs = intervals.costs(problem)
     edge = intervals.crossing / BANDWIDTH + (
         intervals.crossing > 0) * LATENCY
-    seconds = [numpy.where(one.nbytes > problem.share, numpy.inf,
-                           one.seconds + 2 * (edge[:, None] + edge))
-               for one in costs]
+    seconds = [numpy.where(nbytes > problem.share, numpy.inf,
+                           one + 2 * (edge[:, None] + edge))
+               for one, nbytes, _ in costs]
     slowest, _ = _best(seconds, numpy.maximum)
     if not numpy.isfinite(slowest):
-        least, _ = _best([one.nbytes for one in costs], numpy.maximum)
+        least, _ = _best([nbytes for _, nbytes, _ in costs], numpy.maximum)
         needed = problem.overhead + problem.chunks * least
         raise DoesNotFit(
             f'no cut into {counted(problem.stages, "stage")} fits into '

@@ -169,14 +169,6 @@ def draw(parameter: chainer.Parameter) -> None:
             parameter.initializer, array.shape, device.xp, device=device))
 
 
-def pass_by(parameter: chainer.Parameter) -> None:
-    """Moves NumPy's generator on as :func:`draw` does on another rank."""
-    if not isinstance(parameter.initializer, Drawing):
-        with suspended():
-            generate_array(parameter.initializer, parameter._data[0].shape,
-                           numpy)
-
-
 def place_array(parameter: chainer.Parameter, array: Any) -> None:
     """Sets a parameter's array, which may be a placeholder or None."""
     parameter._data[0] = array

@@ -33,18 +33,15 @@ _SAMPLES = 16
 _DRAWS, _ERRORS, _SHARE = 8, 6.0, 0.1
 
 
-def why_no_mean(model: Callable, batches: Sequence[tuple[tuple, dict]],
+def why_no_mean(model: Callable, args: Sequence[Any], kwargs: dict[str, Any],
                 names: Names) -> str:
     """A warning if the loss of samples is not the mean of theirs; or ''.
 
     Also '' where the model cannot be run so.  It is called four times, 24
     times more where it draws; what it changes outside of its links stays
     changed.
-    ``batches`` are the arguments of the micro-batches, by place and by name.
     """
-    args, kwargs = batches[0]
-    every = [_joined(parts) for parts in zip(*(
-        (*one, *named.values()) for one, named in batches), strict=True)]
+    every = [*args, *kwargs.values()]
 
     def loss(rows: list[int]) -> tuple[Any, list[tuple[int, int]]]:
         few = [nested.taken(one, rows) for one in every]     # copies
@@ -91,13 +88,6 @@ def why_no_mean(model: Callable, batches: Sequence[tuple[tuple, dict]],
             'give another gradient than one process. Train '
             'with --micro-batches 1 (micro_batches=1) and without replicas, '
             'or pass loss_weight= to PipelineUpdater')
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    """An argument of all micro-batches: an array, or a list of samples."""
-    if hasattr(parts[0], 'shape'):
-        return chainer.backend.get_array_module(parts[0]).concatenate(parts)
-    return [sample for part in parts for sample in part]
 
 
 class _Labels(SeesLabels):

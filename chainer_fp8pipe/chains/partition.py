@@ -12,17 +12,18 @@ import chainer
 from ..mpi.agreement import agree, of_first_rank, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.world import enter_world
+from ..pipeline.adapter import samples_of
 from ..pipeline.means import why_once
 from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..report import stored
-from ..report.quantities import parse_bytes, size
+from ..report.quantities import parse_bytes
 from . import nested
 from .adapter import check_result
 from .attributes import Names, generators_of, parameters_of
 from .calls import order_of
 from .collectives import refuse_plain
-from .cuts import CutProblem, DoesNotFit, Intervals, plan_of, search
+from .cuts import CutProblem, Intervals, search
 from .deferred import place_array
 from .measure import optimizer_arrays
 from .partitioned import Partition, PartitionedChain, class_of
@@ -48,11 +49,6 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     returns its loss, a mean over the samples of a batch.  Each rank keeps the
     parameters that it uses.  Train the model with :class:`PipelineUpdater`.
 
-    Every rank runs the model's own ``forward`` for each micro-batch.  Calls
-    that another rank does give placeholders: variables with a shape and a
-    dtype only.  Loss and gradients are those of serial training on the same
-    micro-batches.
-
     Args:
         model: With its values (those of the first rank count), or made in
             :func:`deferred`.
@@ -72,12 +68,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             ``SpectralNormalization``, which move on with every forward pass.
         optimizer: That will train the model, for the memory that it keeps and
             takes, which the first rank measures.  Default: as Adam.
-        plan: The cut that ``model.plan.save('plan.json')`` has saved in an
-            earlier run: the file's path or content, or a
-            :class:`~chainer_fp8pipe.chains.PartitionPlan`.  None searches
-            the best cut.  Only the first rank needs it.  It says
-            ``micro_batches``, ``schedule``, ``chunks`` and ``recompute``;
-            what contradicts it is an error.
+        plan: The cut of ``model.plan.save('plan.json')``: the file's path or
+            content, or a :class:`~chainer_fp8pipe.chains.PartitionPlan`;
+            only the first rank needs it.  What contradicts it is an error.
+            None searches the best cut.
         loss_func: What is called with a batch in place of the model, as
             for Chainer's ``StandardUpdater``: it calls the model, and
             returns the loss.  It must be the same on all ranks.
@@ -97,14 +91,14 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         name: value for name, value in (
             ('micro_batches', micro_batches), ('schedule', schedule),
             ('chunks', chunks)) if value is not None}
-    problem = together(grid.comm, lambda: _problem(
-        model, grid.stages, memory, recompute, options, optimizer, loss_func))
-    agree(grid.comm, {**{name: repr(value) for name, value
-                         in dataclasses.asdict(problem).items()
-                         if name not in ('copies', 'temporary')},
-                      'optimizer': type(optimizer).__name__, 'loss_func': repr(
-        getattr(loss_func, '__qualname__', type(loss_func)))},
-        remedy='Pass the same to partition() on all ranks.')
+    problem = raise_together(grid.comm, lambda: _problem(
+        model, grid.stages, memory, recompute, options, optimizer, loss_func
+    ), ValueError, lambda found: {
+        **{name: repr(value) for name, value in dataclasses.asdict(
+            found).items() if name not in ('copies', 'temporary')},
+        'optimizer': type(optimizer).__name__, 'loss_func': repr(
+            getattr(loss_func, '__qualname__', type(loss_func)))},
+        'Pass the same to partition() on all ranks.')
     has_plan = grid.comm.bcast(plan is not None)
     agree(grid.comm, {}, '' if has_plan or plan is None else
           'a plan is given on this rank, and none on rank 0, whose plan '
@@ -161,8 +155,10 @@ def _problem(model: Any, stages: int, memory: Any, recompute: Any,
         overhead=_OVERHEAD, copies=2 + kept, temporary=taken,
         **{'micro_batches': 4, **options})
     # Checks the others; the search checks the number of stages.
-    make_schedule(problem.schedule, 1, problem.micro_batches, problem.chunks)
-    return problem
+    steps = make_schedule(problem.schedule, 1, problem.micro_batches,
+                          problem.chunks)
+    return dataclasses.replace(
+        problem, micro_batches=steps.micro_batches, chunks=steps.chunks)
 
 
 def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
@@ -171,12 +167,13 @@ def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
     names = together(grid.comm, lambda: Names(model))
 
     def record() -> tuple[Recorder, Program]:
+        samples_of([*both[0], *both[1].values()], lists=True)
         recorder = Recorder(names, grid.pipeline)
         found = record_example(recorder, function, grid.comm.rank == 0, both)
         check_result(found.result)
         return recorder, found
 
-    def alike() -> dict[str, str]:
+    def alike(found: tuple[Recorder, Program]) -> dict[str, str]:
         """The form of what the first rank sends, and of the calls."""
         arrays = {f'parameter {name}': parameter._data[0]
                   for name, parameter in names.parameters.items()} | {
@@ -192,12 +189,10 @@ def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
     first = together(grid.comm, lambda: record() if is_first else None)
-    found = together(grid.comm, lambda: first or record())
-    raise_together(
-        grid.comm, alike, ValueError, dict, 'Build the same model on all '
-        'ranks, and give partition() examples of the same shapes; what a '
-        'model calls must not depend on the rank.')
-    return found
+    return raise_together(
+        grid.comm, lambda: first or record(), ValueError, alike,
+        'Build the same model on all ranks, and give partition() examples of '
+        'the same shapes; what a model calls must not depend on the rank.')
 
 
 def _plan(recorder: Recorder, program: Program, given: Any,
@@ -206,33 +201,29 @@ def _plan(recorder: Recorder, program: Program, given: Any,
     if not program.calls:
         raise ValueError('the model has nothing to cut: no parameter has a '
                          'part in its result; use one rank')
-    parameters = parameters_of(recorder.names)
-    if given is None:
-        if problem.recompute == 'auto' and any(
-                map(why_once, recorder.names.links.values())):
-            problem = dataclasses.replace(problem, recompute=False)
-        try:
-            return search(Intervals(
-                program.calls, order_of(program.calls, list(parameters)),
-                parameters), problem)
-        except ValueError as error:
-            raise type(error)('; '.join([
-                str(error), *recorder.undivided()])) from error
-    plan: PartitionPlan = stored.load(PartitionPlan, given)
-    _check_plan(plan, problem, options, parameters)
-    if problem.memory is None:
-        return plan
-    intervals = Intervals(program.calls, plan.order, parameters)
-    memory = plan_of(intervals, dataclasses.replace(
-        problem, micro_batches=plan.micro_batches, schedule=plan.schedule,
-        chunks=plan.chunks, recompute=plan.recompute), intervals.ends_of(
-            plan.cuts)).memory
-    if max(memory) > problem.memory:
-        raise DoesNotFit(
-            f'the plan needs {size(max(memory), up=True)} on stage '
-            f'{memory.index(max(memory))}, and {size(problem.memory)} are '
-            'the limit; have partition() search a cut, without plan=')
-    return plan
+    parameters, plan = parameters_of(recorder.names), None
+    order, cuts = order_of(program.calls, list(parameters)), None
+    hints = recorder.undivided()
+    moving = next(filter(None, map(
+        why_once, recorder.names.links.values())), '')
+    if given is not None:
+        plan = stored.load(PartitionPlan, given)
+        _check_plan(plan, problem, options, parameters)
+        order, cuts = plan.order, plan.cuts
+        problem = dataclasses.replace(problem, **{
+            name: getattr(plan, name) for name in (
+                'micro_batches', 'schedule', 'chunks', 'recompute')})
+        hints = ['or have partition() search a cut, without plan=']
+    elif moving and problem.recompute == 'auto':
+        problem = dataclasses.replace(problem, recompute=False)
+    if moving and (any(plan.recompute) if plan else problem.recompute):
+        raise ValueError('a stage would run forward twice, which is wrong '
+                         f'for {moving}; pass recompute=False')
+    try:        # figures of a plan are of another run, or other cuts
+        return search(Intervals(program.calls, order, parameters, cuts),
+                      problem)
+    except ValueError as error:
+        raise type(error)('; '.join([str(error), *hints])) from error
 
 
 def _check_plan(plan: PartitionPlan, problem: CutProblem,
@@ -245,7 +236,7 @@ def _check_plan(plan: PartitionPlan, problem: CutProblem,
     for name, value in options.items():
         if value != getattr(plan, name):
             raise ValueError(f'{name} is {value!r}, and the plan is for '
-                             f'{getattr(plan, name)!r}; leave it out')
+                             f'{getattr(plan, name)!r}')
     for name in itertools.chain(*plan.order):
         if name not in parameters:
             raise ValueError(f'the plan knows a parameter {name}, which '

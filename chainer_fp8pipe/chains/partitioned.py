@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import copy
 import functools
 import itertools
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from typing import Any
 import chainer
 
 from ..intercept.function_calls import current, hold
-from ..pipeline.means import why_once
 from ..report.quantities import columns, counted, size
 from . import nested
 from .adapter import ChainAdapter
@@ -28,8 +26,8 @@ from .attributes import (
     parameters_of,
 )
 from .deferred import fetching
-from .layout import Layouts, sources_in
-from .placeholder import PlaceholderError, is_placeholder, user_line
+from .layout import sources_in
+from .placeholder import is_placeholder
 from .placement import Placement
 from .plan import PartitionPlan
 from .program import Program
@@ -55,17 +53,15 @@ class Partition:
                  example: tuple[tuple, dict[str, Any]],
                  loss_func: Callable | None = None) -> None:
         self.recorder, self.names = recorder, recorder.names
-        self.plan, self.grid = plan, grid
-        self.loss_func, self.optimizer = loss_func, None
-        self.programs: list[Program] = []       # of this step's micro-batches
-        self.layouts, self.state = Layouts(plan), State(self.names.links)
-        moving = next(filter(None, map(why_once, self.names.links.values())),
-                      '')
-        if moving and any(plan.recompute):
-            raise ValueError('a stage would run forward twice, which is wrong '
-                             f'for {moving}; pass recompute=False')
-        program, late = self._of_example(example)
+        self.plan, self.grid, self.loss_func = plan, grid, loss_func
+        self.placement = Placement(self.names, plan, grid)
+        self.state = State(self.names.links)
+        program, users = self._of_example(example)
         layout, calls = program.layout, program.calls
+        for chunk in {*range(len(plan.cuts) + 1)}.difference(layout.chunks):
+            raise ValueError(
+                f"the plan's chunk {chunk} has no calls; move its cut, or "
+                'leave plan= out')
         homes = {name: bisect.bisect_right(plan.cuts, (place, 0))
                  for place, group in enumerate(plan.order) for name in group}
         for source in itertools.chain(*layout.incoming):
@@ -76,106 +72,81 @@ class Partition:
                     'be sent to another rank; return numbers, or mark a '
                     'function around what reads them: '
                     'chainer_fp8pipe.atomic(function)')
-        self.placement = Placement(self.names, plan, grid, {
+        self.placement.place({
             name: tuple(sorted(
-                {*layout.holders.get(name, ()), *late.get(name, ())}
-                or {homes.get(name, len(plan.cuts))},
+                users.get(name) or [homes.get(name, len(plan.cuts))],
                 key=lambda chunk: chunk % plan.stages))
-            for name in self.names.parameters}, self.layouts.keepers)
-        self.layouts.having = self.placement.chunks
-        self.layouts.ranks = self.placement.ranks
+            for name in self.names.parameters})
         hold(self)
 
     def _of_example(self, both: Any
-                    ) -> tuple[Program, dict[str, tuple[int, ...]]]:
+                    ) -> tuple[Program, dict[str, set[int]]]:
         """The program of an example; notes which state links go on from.
 
-        Also the chunks of parameters that a batch after the first uses, as
-        those of an LSTM that multiply its state.
+        Also the chunks that use a parameter, for a batch after the first,
+        too: an LSTM multiplies its state by some.
         """
-        recorder, state, layouts = self.recorder, self.state, self.layouts
-        function, links = (self.loss_func or self.names.links['/'],
-                           self.names.links)
-        late: dict[str, tuple[int, ...]] = {}
-
-        def settled() -> None:
-            layouts.forget()
-            program.settle(layouts.of(program), ())
+        recorder, state, links = self.recorder, self.state, self.names.links
+        function = self.loss_func or links['/']
         with on_copies(links), recorder.placeholders():
             before = attributes(links)
             program = recorder.record(function, both)
-            kept = changed(links, before)
-            now = attributes(links)
-            found = program.kept = {
-                key: now[key] for key, arrays in kept.items()
-                if any(map(is_placeholder, arrays))}
-            if found:
-                settled()
+            kept, now = changed(links, before), attributes(links)
+            program.kept = {key: now[key] for key, arrays in kept.items()
+                            if any(map(is_placeholder, arrays))}
+            program.settle(self.placement.layout_of(program), ())
+            layouts = [program.layout]
+            if program.kept:
                 again = recorder.record(function, both)
+                layouts.append(self.placement.layout_of(again))
                 state.read = frozenset(
-                    key for key, value in found.items()
+                    key for key, value in program.kept.items()
                     if any((program, source) in again.notes.pins
                            for source in sources_in(value)))
-                # What it keeps is where it is made.
-                again.kept = {key: value for key, value in attributes(
-                    links).items() if key in state.read}
-                # What reads a late value of the last batch's is late itself.
-                for _ in range(2 * bool(state.read)):
-                    layouts.having = layouts.of(again).holders
-                    settled()
-                    for (_, source), pin in again.notes.pins.items():
-                        again.calls[pin.call].pinned = program.chunk_of(source)
-                late = layouts.of(again).holders
-                program.kept = {key: value for key, value in found.items()
-                                if key in state.read}
-            settled()
-        if state.read or not all(map(is_placeholder, itertools.chain(
-                *kept.values()))):
+        kept = {key: arrays for key, arrays in kept.items() if key in (
+            state.read) or not all(map(is_placeholder, arrays))}
+        if kept:
             state.samples = self._with_samples(function, both, kept)
-        return program, late
+        users: dict[str, set[int]] = {}
+        for name, chunks in itertools.chain(*[
+                layout.holders.items() for layout in layouts]):
+            users.setdefault(name, set()).update(chunks)
+        return program, users
 
     def _with_samples(self, function: Callable, both: Any,
                       kept: dict[Attribute, list[Any]]) -> frozenset:
         """Which attributes keep something for each sample of a micro-batch.
 
-        Those whose form is another one with a sample less, or more.
+        Those whose form is another one with a sample more; where forward
+        takes so many samples only, those of Chainer's links.
         """
         def shapes(arrays: list[Any]) -> list[tuple[int, ...]]:
             return [array.shape for array in arrays]
         (args, kwargs), links = both, self.names.links
         every = range(len((*args, *kwargs.values())[0]))
-        for rows in [*every[:-1]] or [0, 0], [*every, 0]:
-            try:
-                with on_copies(links), self.recorder.placeholders():
-                    before = attributes(links)
-                    self.recorder.record(function, (
-                        [nested.taken(one, rows) for one in args],
-                        {name: nested.taken(one, rows)
-                         for name, one in kwargs.items()}))
-                    others = changed(links, before)
-            except Exception as error:      # of any class
-                why = f'{type(error).__name__}: {error}'
-            else:
-                return frozenset(key for key, arrays in kept.items() if shapes(
-                    arrays) != shapes(others.get(key, [])))
-        # An argument itself is of its samples, and so are states of Chainer's.
-        given = nested.leaves(both)[0]
-        found = frozenset(key for key, arrays in kept.items() if type(
-            links[key[0]]).__module__.startswith('chainer.') or all(any(
-                not is_placeholder(array) and array.shape == one.shape
-                and bool((array == one).all()) for one in given)
-                for array in arrays))
-        unclear = [
-            key for key, arrays in kept.items() if key not in found and (
-                key in self.state.read
-                or not all(map(is_placeholder, arrays)))]
-        if self.plan.micro_batches > 1 and unclear:
-            path, name = unclear[0]
-            raise ValueError(
-                f'link {path} keeps {name!r} for the next batch, and nobody '
-                f'can tell what of it is of which sample, as forward takes '
-                f'{len(every)} samples only ({why}); train with '
-                'micro_batches=1 (--micro-batches 1)')
+        more = [*every, 0]
+        try:
+            with on_copies(links), self.recorder.placeholders():
+                before = attributes(links)
+                self.recorder.record(function, (
+                    [nested.taken(one, more) for one in args],
+                    {name: nested.taken(one, more)
+                     for name, one in kwargs.items()}))
+                others = changed(links, before)
+        except Exception as error:      # of any class
+            why = f'{type(error).__name__}: {error}'
+        else:
+            return frozenset(key for key, arrays in kept.items() if shapes(
+                arrays) != shapes(others.get(key, [])))
+        found = frozenset(key for key in kept if type(
+            links[key[0]]).__module__.startswith('chainer.'))
+        for path, name in sorted(kept.keys() - found):
+            if self.plan.micro_batches > 1:
+                raise ValueError(
+                    f'link {path} keeps {name!r} for the next batch, and '
+                    'nobody can tell what of it is of which sample, as '
+                    f'forward takes {len(every)} samples only ({why}); train '
+                    'with micro_batches=1 (--micro-batches 1)')
         return found
 
     @property
@@ -197,12 +168,6 @@ class Partition:
 
     #: What the ranks of a pipeline do with a batch.
     adapter = ChainAdapter
-
-    def end(self) -> None:
-        """Ends a step; what only it needed is dropped."""
-        for program in self.programs:
-            program.forget()
-        self.programs = []
 
     @contextlib.contextmanager
     def own_alone(self) -> Iterator[None]:
@@ -243,27 +208,16 @@ class PartitionedChain:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if current() is None and fetching.now is not None:
             fetching.now()
-        elif current() is None and not self.partition.is_whole:
-            raise PlaceholderError(
-                f'{user_line()}: each rank has a part of this model only; '
-                "call the updater's update(), evaluate() or predict() on all "
-                'ranks')
         model: Any = super()
         return model.__call__(*args, **kwargs)
 
-    def __copy__(self) -> Any:
-        """A model of the class that the script knows, which is not divided."""
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy is of the class that the script knows, and not divided."""
         if fetching.now is not None:
             fetching.now()
-        found: Any = object.__new__(type(self).__bases__[1])
-        vars(found).update(vars(self))
-        del found.partition
-        return found
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        found = memo[id(self)] = copy.copy(self)
-        vars(found).update(copy.deepcopy(vars(found), memo))
-        return found
+        state = dict(vars(self))
+        del state['partition']
+        return object.__new__, (type(self).__bases__[1],), state
 
     def params(self, include_uninit: bool = True
                ) -> Iterator[chainer.Parameter]:
@@ -301,11 +255,10 @@ class PartitionedChain:
             rows.append([
                 part.name_of(chunk).removeprefix('stage '),
                 ' '.join(map(str, part.grid.ranks[stage])),
-                ''.join(f'{100 * one / total:.0f} %'
-                        for one in plan.seconds[chunk:chunk + 1] if total),
+                f'{100 * plan.seconds[chunk] / total:.0f} %' if total else '',
                 size(sum(sizes[name].nbytes
-                         for name in part.placement.used[chunk])),
-                ''.join(map(size, plan.memory[stage:stage + 1])),
+                         for name in part.placement.on_chunk(chunk))),
+                size(plan.memory[stage]),
                 ''.join(map(size, plan.crossing[chunk:chunk + 1])),
                 ''.join(first for first, *_ in plan.order[
                     begins[chunk][0]:][:1]) + ', forward twice' * again])

@@ -1,5 +1,4 @@
-"""Which rank has which parameters and running values, and how they get there.
-"""
+"""What is on which chunk and rank: calls, parameters and running values."""
 # A parameter stays where the example has put it.  Links with running values
 # are on one chunk for good, as nobody could say whose values count.  Between
 # steps ranks may fetch the whole model, for code that calls it.
@@ -16,47 +15,109 @@ from mpi4py import MPI
 
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
+from . import nested
 from .attributes import Names
-from .deferred import draw, pass_by, settle, take_away
+from .deferred import Drawing, draw, settle, take_away
+from .layout import Layout, sources_in
 from .measure import PLAIN
 from .placeholder import is_placeholder
 from .plan import PartitionPlan
 
 together = functools.partial(raise_together, error=ValueError)
+#: So many layouts are kept.
+_LAYOUTS = 512
 
 
 class Placement:
-    """The ranks of parameters and running values.
-
-    Args:
-        chunks: The chunks that use a parameter, its home's first, by its
-            path.
-        keepers: The chunk of the links that keep running values, by path.
+    """The chunks and ranks of calls, parameters and running values.
 
     Attributes:
-        used: The paths of the parameters of each chunk.
-        ranks: The ranks of the pipeline that have a parameter, by its path;
-            its home comes first.
-        ties: The same of the parameters on several ranks.
+        keepers: The chunk with the calls of a link that keeps running
+            values, by the link's path.
+        chunks: The chunks that use a parameter, its home's first, by its
+            path; of these three there are none before :meth:`place`.
+        ranks: The ranks of the pipeline that have a parameter, in this order.
         own: The parameters that have values on this rank, by path.
     """
 
-    def __init__(self, names: Names, plan: PartitionPlan, grid: Any,
-                 chunks: Mapping[str, tuple[int, ...]],
-                 keepers: Mapping[str, int]) -> None:
+    def __init__(self, names: Names, plan: PartitionPlan, grid: Any) -> None:
         self.names, self._plan, self._grid = names, plan, grid
-        self.chunks, self._keepers = chunks, keepers
-        self.used = {chunk: sorted(name for name, of in chunks.items()
-                                   if chunk in of)
-                     for chunk in range(len(plan.cuts) + 1)}
+        self.keepers: dict[str, int] = {}
+        self.place({})
+        self._layouts: dict[Any, Layout] = {}
+
+    # --- calls ---------------------------------------------------------------
+
+    def layout_of(self, program: Any) -> Layout:
+        """The layout of a program.
+
+        Raises:
+            ValueError: The calls of a link with running values would be on
+                two chunks, or a call where its parameter is not.
+        """
+        key = program.key()
+        if key not in self._layouts:
+            if len(self._layouts) > _LAYOUTS:
+                self._layouts.clear()
+            self._layouts[key] = self._lay_out(program)
+        return self._layouts[key]
+
+    def _lay_out(self, program: Any) -> Layout:
+        links = [(number, name) for number, call in enumerate(program.calls)
+                 for name in (*call.whole, *call.reads)]
+
+        def made() -> Layout:
+            return Layout(
+                program.calls, self._plan.order, self._plan.cuts,
+                sources_in(program.result), {
+                    number: self.keepers[name] for number, name in links
+                    if name in self.keepers}, program.reports)
+        known, layout = set(self.keepers), made()
+        for call, chunk in zip(program.calls, layout.chunks, strict=True):
+            for name in set(call.whole) - known:
+                self.keepers[name] = max(chunk, self.keepers.get(name, 0))
+        if len(self.keepers) > len(known):
+            # Programs that only read these values may do so elsewhere.
+            self._layouts.clear()
+            layout = made()
+        for number, name in links:
+            chunk = layout.chunks[number]
+            if self.keepers.get(name, chunk) != chunk:
+                raise ValueError(
+                    f'link {name} keeps running values, and its calls would '
+                    'be on two ranks for inputs of this form; make the '
+                    'partition with such an example')
+        for name, chunks in layout.holders.items():
+            for stage in {chunk % self._plan.stages for chunk in chunks}:
+                if stage not in self.ranks.get(name, (stage,)):
+                    raise ValueError(
+                        f'this batch needs parameter {name} on stage {stage}, '
+                        'which has not got it; make the partition with such '
+                        'an example')
+        return layout
+
+    # --- parameters and running values ---------------------------------------
+
+    def place(self, chunks: Mapping[str, tuple[int, ...]]) -> None:
+        """Has parameters, by path, stay on chunks, of which one is first."""
+        self.chunks = chunks
         self.ranks = {name: tuple(dict.fromkeys(
-            chunk % plan.stages for chunk in of))
+            chunk % self._plan.stages for chunk in of))
             for name, of in chunks.items()}
-        self.ties = {name: ranks for name, ranks in self.ranks.items()
-                     if len(ranks) > 1}
         self.own = self._always = {
-            name: parameter for name, parameter in names.parameters.items()
-            if grid.stage_index in self.ranks[name]}
+            name: self.names.parameters[name]
+            for name, ranks in self.ranks.items()
+            if self._grid.stage_index in ranks}
+
+    def on_chunk(self, chunk: int) -> list[str]:
+        """The paths of the parameters that a chunk uses."""
+        return sorted(name for name, of in self.chunks.items() if chunk in of)
+
+    @property
+    def ties(self) -> dict[str, tuple[int, ...]]:
+        """The ranks of the parameters on several ones, by path."""
+        return {name: ranks for name, ranks in self.ranks.items()
+                if len(ranks) > 1}
 
     def distribute(self) -> None:
         """Gives each rank its own parameters' values, and no others.
@@ -85,10 +146,9 @@ class Placement:
         try:
             self._send(comm, {
                 name: ranks[0] for name, ranks in self.ranks.items()
-                if self.own[name]._data[0] is not None
-                and len(ranks) < comm.size})
+                if self.own[name]._data[0] is not None})
             _share_persistent(self.names, comm, [
-                path for path, chunk in self._keepers.items()
+                path for path, chunk in self.keepers.items()
                 if chunk % self._plan.stages == comm.rank])
         except BaseException:
             self.give_back()
@@ -112,11 +172,11 @@ class Placement:
         """
         for name, root in roots.items():
             parameter = self.names.parameters[name]
-            if is_placeholder(parameter._data[0]):
-                if rank == root:
-                    draw(parameter)
-                elif self.own is self._always:  # it is yet to be drawn
-                    pass_by(parameter)
+            # What is yet to be drawn moves NumPy's generator on all ranks on.
+            if is_placeholder(parameter._data[0]) and (
+                    rank == root or self.own is self._always
+                    and not isinstance(parameter.initializer, Drawing)):
+                draw(parameter)
             array = parameter._data[0]
             host = numpy.empty(array.shape, array.dtype)
             if rank == root:
@@ -142,7 +202,7 @@ class Placement:
             return self.names.of(value) in self.own
         me, path = self._grid.stage_index, self.names.of(link)
         return path is not None and (
-            self._keepers.get(path, me) % self._plan.stages == me)
+            self.keepers.get(path, me) % self._plan.stages == me)
 
     def check(self) -> None:
         """Raises ValueError if a parameter was replaced since the cut."""
@@ -166,27 +226,21 @@ class Placement:
 def _share_persistent(names: Names, comm: MPI.Comm, paths: Iterable[str]
                       ) -> None:
     """Gives all ranks the persistent values of this rank's links."""
-    def read() -> list[tuple[str, str, Any]]:
-        found = [(path, name, getattr(names.links[path], name))
-                 for path in paths
-                 for name in sorted(names.links[path]._persistent)]
-        return [(path, name, value if isinstance(value, PLAIN) else
-                 chainer.backends.cuda.to_cpu(value))
-                for path, name, value in found
-                if isinstance(value, (*PLAIN, *chainer.get_array_types()))]
-    everyone = comm.allgather(together(comm, read))
+    arrays = chainer.get_array_types()
+    everyone = comm.allgather(together(comm, lambda: [
+        (path, name, nested.mapped(value, chainer.backends.cuda.to_cpu))
+        for path in paths for name in sorted(names.links[path]._persistent)
+        if isinstance(value := getattr(names.links[path], name),
+                      (*PLAIN, *arrays))]))
 
     def write() -> None:
-        everyone[comm.rank] = []
         for path, name, value in itertools.chain(*everyone):
             link = names.links[path]
             now = getattr(link, name)
-            if not isinstance(value, numpy.ndarray):
-                setattr(link, name, value)
-            elif now is None:
-                setattr(link, name, link.device.send(value))
-            else:
+            if isinstance(now, arrays) and isinstance(value, numpy.ndarray):
                 _write(value, now)
+            else:
+                setattr(link, name, nested.mapped(value, link.device.send))
     together(comm, write)
 
 

@@ -1,6 +1,7 @@
 """A plan: where a model is cut, as data that can be saved and edited."""
 from __future__ import annotations
 
+import collections
 import itertools
 from dataclasses import asdict, dataclass
 
@@ -49,6 +50,10 @@ class PartitionPlan:
                 raise ValueError(
                     f'the cut {list(cut)} is no index in the order of '
                     f'{len(self.order)} groups and number of calls')
+        for name, times in collections.Counter(
+                itertools.chain(*self.order)).items():
+            if times > 1:
+                raise ValueError(f'the order has {name} {times} times')
         if any(left >= right for left, right in itertools.pairwise(self.cuts)):
             raise ValueError('the cuts of a plan must be in ascending order')
         if self.stages < 1 or chunks % self.stages:

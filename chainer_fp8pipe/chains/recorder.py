@@ -149,7 +149,7 @@ class Recorder:
         before = [(name, parameter, parameter._data[0], parameter._grad)
                   for name, parameter in names.parameters.items()]
         for name, parameter, array, _ in before:
-            if array is not None and not is_placeholder(array):
+            if array is not None:
                 place_array(parameter, placeholder(
                     array.shape, array.dtype, name,
                     chainer.backend.get_array_module(array)))

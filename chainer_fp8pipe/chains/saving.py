@@ -21,18 +21,14 @@ def saving_parts() -> contextlib.AbstractContextManager[None]:
 
 
 def check_whole(serializer: Any, model: Any, is_whole: bool) -> None:
-    """Raises NotWhole if a part of a model is about to be saved as the model.
+    """Raises NotWhole if a part of a model is about to be saved.
 
-    A Trainer's snapshot, whose keys begin with other names, may have parts:
-    each rank writes and reads its own.
+    What loads takes its own.
     """
-    group = getattr(getattr(serializer, 'group', None), 'name', None)
-    is_first = not (getattr(serializer, 'path', '') or '').strip('/') and (
-        group in ('/', None))
-    if not (is_whole or _by_the_package.now) and is_first and (
-            not isinstance(serializer, chainer.Deserializer)):
+    if not (is_whole or _by_the_package.now
+            or isinstance(serializer, chainer.Deserializer)):
         raise NotWhole(
             f'this rank has a part of {type(model).__name__} only, and would '
             'save that; call chainer_fp8pipe.training.extensions.'
             'save_whole_model(path, model, comm) on all ranks, which writes '
-            'one file for load_npz')
+            'one file for load_npz, or extend a Trainer with Snapshot(comm)')

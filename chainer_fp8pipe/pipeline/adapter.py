@@ -205,7 +205,7 @@ def adapter_of(optimizer: Any, grid: ProcessGrid, **options: Any) -> Any:
     model = getattr(optimizer, 'target', None)
     make = getattr(getattr(model, 'partition', None), 'adapter', None)
     if make is not None:
-        return make(model, grid, optimizer, **options)
+        return make(model, grid, **options)
     if hasattr(model, 'pieces'):
         return LayersAdapter(model, grid, **options)
     raise TypeError('the optimizer must be set up with a Divisible '

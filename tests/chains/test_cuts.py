@@ -33,8 +33,13 @@ from hypothesis import strategies as st
 from tests.chains.traces import PARAMETERS, chain, few, stacked, traces
 
 
-def intervals_of(calls, parameters=PARAMETERS):
-    return Intervals(calls, order_of(calls), parameters)
+def intervals_of(calls, parameters=PARAMETERS, cuts=None):
+    return Intervals(calls, order_of(calls), parameters, cuts)
+
+
+def ends_of(intervals, plan):
+    """Index after the last atom of each chunk."""
+    return (*map(intervals.starts.index, plan.cuts), intervals.count)
 
 
 def every_cut(intervals, problem):
@@ -80,7 +85,7 @@ def test_a_cut_is_near_the_fastest_and_keeps_a_limit_of_memory(given, memory):
             search(intervals, problem)
         return
     found = search(intervals, problem)
-    found_ends = intervals.ends_of(found.cuts)
+    found_ends = ends_of(intervals, found)
     fastest = min(slowest(intervals, problem, ends)
                   for ends in every_cut(intervals, problem))
     assert slowest(intervals, problem, found_ends) <= 1.1 * fastest + 1e-9
@@ -257,7 +262,13 @@ def test_an_interval_costs_what_its_calls_do(calls, data):
     ends = sorted(data.draw(st.sets(st.sampled_from(inner)))
                   ) if inner else []
     cuts = [found.starts[end] for end in ends]
-    assert found.ends_of(cuts) == (*ends, found.count)
+    whole = intervals_of(calls, cuts=cuts)
+    assert whole.count == len(cuts) + 1
+    for name in 'forward', 'parameters', 'kept':
+        assert [getattr(whole, name)[index, index + 1]
+                for index in range(whole.count)] == pytest.approx([
+                    getattr(found, name)[start, end] for start, end in
+                    itertools.pairwise((0, *ends, found.count))])
     run = Layout(calls, order_of(calls), cuts)
     assert run.chunks == tuple(bisect.bisect_right(ends, atom)
                                for atom in atoms)

@@ -1,19 +1,21 @@
 """A raise on one rank while a model is cut is a raise on all of them."""
 import contextlib
+import copy
 import dataclasses
+import pickle
 from unittest import mock
 
 from chainer_fp8pipe import atomic, partition
 from chainer_fp8pipe.chains import (
     adapter,
     deferred,
-    layout,
     partitioned,
     placement,
     program,
     recorder,
 )
 from chainer_fp8pipe.chains import partition as module
+from chainer_fp8pipe.chains.placeholder import PlaceholderError
 from chainer_fp8pipe.training.extensions import save_whole_model
 
 import chainer
@@ -84,9 +86,9 @@ PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, 'check_result', (0, 1)),
     (program.Program, 'description', (0, 1)),
     (module, 'search', (0,)), (module, 'order_of', (0,)),
-    (module, 'parameters_of', (0,)), (layout, 'Layout', (0, 1)),
+    (module, 'parameters_of', (0,)), (placement, 'Layout', (0, 1)),
     (module, 'Partition', (0, 1)), (module, 'class_of', (0, 1)),
-    (placement, 'settle', (1,)), (placement, 'take_away', (0, 1)),
+    (placement, 'take_away', (0, 1)),
     (placement, '_write', (0, 1)),
     (deferred, 'place_array', (0, 1)))
     for rank in ranks]
@@ -104,7 +106,8 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm):
 STEPS = [(owner, name, rank) for owner, name in (
     (placement.Placement, 'check'), (adapter.ChainAdapter, '_record'),
     (partitioned.State, 'note'), (recorder.Recorder, 'record'),
-    (layout, 'Layout'), (adapter, 'check_result'), (program.Program, 'settle'))
+    (placement, 'Layout'), (adapter, 'check_result'),
+    (program.Program, 'settle'))
     for rank in (0, 1)]
 
 
@@ -124,9 +127,15 @@ def test_a_raise_while_it_is_recorded_is_one_on_all_ranks(comm):
 def test_a_part_is_not_saved_as_the_model(comm, tmp_path):
     """By any serializer; what loads takes its own."""
     model = partition(Net(), batch_of(2), comm)
-    for save in (chainer.serializers.save_npz, chainer.serializers.save_hdf5):
-        with pytest.raises(RuntimeError, match='save_whole_model'):
-            save(str(tmp_path / f'model{comm.rank}'), model)
+    for save in (chainer.serializers.save_npz, chainer.serializers.save_hdf5,
+                 lambda _, one: chainer.serializers.DictionarySerializer()[
+                     'model'].save(one)):
+        for one in model, chainer.Chain(inside=model):
+            with pytest.raises(RuntimeError, match='save_whole_model'):
+                save(str(tmp_path / f'model{comm.rank}'), one)
+    for copied in copy.deepcopy, pickle.dumps:
+        with pytest.raises(PlaceholderError, match='save_whole_model'):
+            copied(model)
     whole = comm.bcast(str(tmp_path / 'whole.npz'))
     save_whole_model(whole, model, comm)
     before = {name: parameter.array.copy()
@@ -148,6 +157,25 @@ class Two(chainer.Chain):
         return F.mean(self.b(self.a(x)) ** 2)
 
 
+def test_a_copy_of_a_whole_model_is_not_divided():
+    model = partition(Two(), numpy.ones((4, 100), 'f'), MPI.COMM_SELF)
+    for copied in (copy.copy, copy.deepcopy, Two.copy,
+                   lambda one: pickle.loads(pickle.dumps(one))):
+        found = copied(model)
+        assert type(found) is Two
+        numpy.testing.assert_array_equal(found.b.W.array, model.b.W.array)
+
+
+def test_arguments_may_be_numpys_numbers(tmp_path):
+    given = {'micro_batches': numpy.int64(2), 'chunks': numpy.int32(1)}
+    path = str(tmp_path / 'plan.json')
+    for plan in None, path:
+        found = partition(Two(), numpy.ones((4, 100), 'f'), MPI.COMM_SELF,
+                          memory=numpy.float32(1e9), plan=plan, **given).plan
+        found.save(path)
+        assert found.micro_batches == 2
+
+
 def test_what_contradicts_a_plan_is_an_error():
     x = numpy.ones((4, 100), 'f')
     plan = partition(Two(), x, MPI.COMM_SELF, micro_batches=2).plan
@@ -156,13 +184,37 @@ def test_what_contradicts_a_plan_is_an_error():
             ({'schedule': 'gpipe'}, "'gpipe', and the plan is for '1f1b'"),
             ({'chunks': 2, 'schedule': 'interleaved'}, 'the plan is for'),
             ({'recompute': True}, 'is .True,., and the plan is for .False'),
-            ({'memory': '16.1 MB'}, 'the plan needs 16'),
+            ({'memory': '16.1 MB'}, 'needs 16.* a cut, without plan='),
             ({'micro_batches': 0}, 'micro_batches')):
         with pytest.raises(ValueError, match=said):
             partition(Two(), x, MPI.COMM_SELF, plan=plan, **given)
-    assert partition(
+    found = partition(
         Two(), x, MPI.COMM_SELF, plan=plan, micro_batches=2, schedule='1f1b',
-        chunks=1, recompute=False, memory='17 MB').plan == plan
+        chunks=1, recompute=False, memory='17 MB').plan
+    assert found.memory == pytest.approx(plan.memory, rel=.01)
+    assert dataclasses.replace(
+        found, seconds=plan.seconds, memory=plan.memory) == plan
+
+
+@on_ranks(2)
+def test_an_edited_plan_is_checked(comm):
+    """Its figures are found anew; what it cannot mean is an error."""
+    x = numpy.ones((4, 100), 'f')
+    plan = dataclasses.asdict(partition(Two(), x, comm, memory='1 GB').plan)
+    edited = {**plan, 'memory': [1, 1], 'seconds': [], 'crossing': []}
+    found = partition(Two(), x, comm, plan=edited).plan
+    assert found.memory == pytest.approx(plan['memory'], rel=.01)
+    assert found.crossing == plan['crossing']
+    order = [['/a/W', '/a/b'], ['/b/W', '/b/b']]
+    for wrong, said in (
+            ({'cuts': [[0, 0]]}, "plan's chunk 0 has no calls; move its cut"),
+            ({'cuts': [[1, 9]]}, "plan's chunk 1 has no calls; move its cut"),
+            ({'order': [*order, ['/a/b']]}, 'the order has /a/b 2 times'),
+            ({'order': [*order, ['/c/W']]}, 'knows a parameter /c/W, which')):
+        for memory in None, '1 GB':
+            with pytest.raises(ValueError, match=said):
+                partition(Two(), x, comm, plan={**plan, **wrong},
+                          memory=memory)
 
 
 class Looks(chainer.Chain):
@@ -217,6 +269,10 @@ def test_a_model_that_cannot_be_cut_says_why(comm):
         with pytest.raises((ValueError, TypeError), match=said):
             partition(make(), batch, comm.Split(comm.rank // stages),
                       plan=plan)
+    for example, said in (None, 'a batch holds a NoneType, not an array'), (
+            numpy.ones((0, 100), 'f'), r'have \[0\] samples; .* 1 or more'):
+        with pytest.raises(ValueError, match=said):
+            partition(Two(), example, comm)
     last = str(partition(Looks(), batch, MPI.COMM_SELF)).splitlines()[-1]
     assert 'link /most is not divided: ' in last
 
@@ -326,7 +382,6 @@ def test_samples_go_on_from_what_was_kept_of_their_places(comm):
 
     def own(net, x, h):
         net.y = h.reshape(3, 4)     # which nobody reads
-        return x
     updater = updater_of(comm, Keeping(own), batches)
     for _ in batches:
         updater.update()

@@ -26,6 +26,7 @@ from chainer import training
 from chainer.training import trainer as trainer_module
 from chainer.training.triggers import EarlyStoppingTrigger, TimeTrigger
 
+from ...chains.saving import saving_parts
 from ...intercept.training_objects import LIBRARIES
 from .file import NONE, Manifest, State, as_json
 
@@ -337,7 +338,8 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
 
 def _serialize(trainer: training.Trainer, serializer: Any) -> None:
     """Saves or loads what Chainer's own snapshots have, and what stops."""
-    trainer.serialize(serializer)
+    with saving_parts():
+        trainer.serialize(serializer)
     is_saving = isinstance(serializer, chainer.Serializer)
     now = trainer._snapshot_elapsed_time
     for name, trigger in _triggers(trainer):
