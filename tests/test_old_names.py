@@ -67,6 +67,8 @@ def found(imported, text):
      [[1], [2, 3]]),
     ('import numpy\nfound = numpy.vstack(iter([[1], [2]])).tolist()',
      [[1], [2]]),
+    ('import numpy\nfound = numpy.histogram([0, 1], 2, normed=True)[0]'
+     '.tolist()', [1., 1.]),
     # A GPU is told from a CPU by this.
     ('import numpy, numpy as np\nx = np.float\n'
      'found = chainer.backend.get_array_module(np.ones(1)) is np is numpy',
@@ -87,6 +89,8 @@ def found(imported, text):
     ('import pkg_resources\n'
      'found = pkg_resources.get_distribution("chainer").version[:11]',
      '7.8.1+today'),
+    ('from pkg_resources import parse_version as v\nfound = v("2") < v("10")',
+     True),
     # NumPy 2: what is refused
     ('import numpy\nfound = numpy.array([1], "f", copy=False).tolist()', [1.]),
     ('import numpy\nfound = numpy.fromstring(b"\\1\\0", "u1").tolist()',
@@ -158,6 +162,10 @@ def found(imported, text):
      'numpy.zeros(1, "i"), use_cudnn=False).data)', 0.),
     ('from chainer.training import extensions as e\n'
      'found = e.snapshot(trigger=(1, "epoch")).trigger', (1, 'epoch')),
+    ('from unittest import mock\nimport chainer\n'
+     't = chainer.training.Trainer(mock.MagicMock())\n'
+     't.extend(lambda t: 0, "e", invoke_before_training=True)\n'
+     'found = t._extensions["e"].call_before_training', True),
     ('import numpy\nx = chainer.Variable(numpy.ones(1), volatile="on")\n'
      'found = x.requires_grad, x.volatile', (False, True)),
     ('import chainer.links as L\n'

@@ -91,6 +91,7 @@ _MOVED = [
     ('inspect', 'inspect', 'getargspec=getfullargspec'),
     ('', __name__, 'imp'),
     ('', __package__, 'pkg_resources=_today'),
+    (_today.__name__, 'packaging.version', 'parse_version=parse'),
     # What Chainer 2 to 7 moved.
     ('chainer', __name__, 'FunctionSet'),
     ('chainer.functions', 'chainer.links', """
@@ -197,7 +198,9 @@ def has(owner: Any, name: str) -> bool:
 _DROPPED: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
     'bias': ('initial_bias', lambda given: given),
     'deterministic': ('cudnn_deterministic', bool),
+    'invoke_before_training': ('call_before_training', bool),
     'newshape': ('shape', lambda given: given),
+    'normed': ('density', bool),
     'test': ('train', operator.not_),
     'train': ('train', bool),
     'use_cudnn': ('use_cudnn', lambda given: 'auto' if given else 'never'),
@@ -243,6 +246,7 @@ _REFUSED: tuple[tuple[str, Callable[..., Any]], ...] = (
     ('dropout() takes from 1 to 2', lambda function, x, ratio, train:
      _of_old(function, x, ratio, train=train)),
     ('argument is not supported anymore', _of_old),
+    ('has been removed since Chainer', _of_old),
     ('unexpected keyword argument', _of_old),
 )
 
