@@ -101,13 +101,7 @@ def digest_of(value: numpy.ndarray) -> str:
 
 
 def manifest_of(path: str) -> Manifest:
-    """Opens a file.
-
-    Raises:
-        DamagedSnapshot: It is damaged.
-        ValueError: It is of another version.
-        OSError: It cannot be read.
-    """
+    """Opens a file; ValueError: it is damaged, or of another version."""
     with _opened(path) as archive:
         # Until format 10 it was named as a JSON file.
         about = json.loads(archive[_MANIFEST if _MANIFEST in archive else (

@@ -104,7 +104,6 @@ class Snapshot(extension.Extension):
             retain = at_least_one('retain', retain)
         self._comm, self._ranks = comm, ranks_in(comm)
         self._retain, self._directory = retain, directory
-        self._named = set[str]()        # in warnings
         # The folder that is being written, and what is not in it.
         self._writing: tuple[futures.Future, str, list[str]] | None = None
         self._copies: State = {}
@@ -151,7 +150,6 @@ class Snapshot(extension.Extension):
                 lambda: done() or is_late()))
 
     def __call__(self, trainer: training.Trainer) -> None:
-        self._complete()
         self._begin(trainer)
         if self._trainer is None:       # outside of a Trainer's loop
             self._complete(is_last=True)
@@ -168,7 +166,6 @@ class Snapshot(extension.Extension):
         in_common.remove(self._common)
         if sys.exc_info()[1] is self._handled:
             if trainer.updater.iteration > self._saved:
-                self._complete()
                 self._begin(trainer, is_last=True)
             self._complete(is_last=True)
         elif self._writing is not None:
@@ -176,7 +173,8 @@ class Snapshot(extension.Extension):
         self._copies, self._writing = {}, None
 
     def _begin(self, trainer: training.Trainer, is_last: bool = False) -> None:
-        """Begins this rank's file of its state, as it is now."""
+        """Begins this rank's file of its state, when the last is written."""
+        self._complete()
         ranks, last = self._ranks, self._copies
 
         def copied() -> list[str]:
@@ -186,12 +184,10 @@ class Snapshot(extension.Extension):
                 if is_last and key.startswith(state.NOT_LAST):
                     continue
                 # The system takes several times as long to give new memory.
-                old = last.get(key)
-                if old is None or (old.shape, old.dtype) != (
-                        value.shape, value.dtype):
-                    old = numpy.empty(value.shape, value.dtype)
-                old[...] = value
-                self._copies[key] = old
+                old = last.get(key, file.NONE)
+                self._copies[key] = copy = old if (old.shape, old.dtype) == (
+                    value.shape, value.dtype) else numpy.empty_like(value)
+                copy[...] = value
             return left_out
         left_out = raise_together(ranks, copied)
         self._saved = trainer.updater.iteration
@@ -223,13 +219,12 @@ class Snapshot(extension.Extension):
             for old in find_snapshots(os.path.dirname(folder) or '.')[
                     :-self._retain] if self._retain else ():
                 shutil.rmtree(old, ignore_errors=True)
-        new = set().union(*ranks.allgather(left_out)) - self._named
-        self._named |= new
         _warn(ranks, [*texts, *(
             f'the training changes {text}, which is in no snapshot: a run '
             'that goes on has it as the script makes it; keep numbers, texts, '
             'arrays, and lists or dictionaries of them'
-            for text in sorted(new))], RuntimeError)
+            for text in sorted(set().union(*ranks.allgather(left_out))))],
+            RuntimeError)
 
 
 # --- reading -----------------------------------------------------------------

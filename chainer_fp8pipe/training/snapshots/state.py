@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import itertools
 import json
 import math
 import pickle
@@ -23,7 +24,7 @@ from typing import Any
 import chainer
 import numpy
 from chainer import training
-from chainer.training import trainer as trainer_module
+from chainer.training.trainer import _ExtensionEntry, _get_time
 from chainer.training.triggers import EarlyStoppingTrigger, TimeTrigger
 
 from ...chains.saving import saving_parts
@@ -38,13 +39,12 @@ _STOP = 'stop_trigger'
 #: What the last snapshot has not: a run that goes on asks its stop trigger
 #: again.
 NOT_LAST = f'{_STOP}/', f'job/stopping/{_STOP}/_max_', 'job/trainer'
-#: Attributes of optimizers that Chainer saves, or another object has.
-_ELSEWHERE = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
-_CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict}
+_CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict,
+                    'Variable': lambda array: chainer.Variable(*array)}
 #: Packages whose objects, and what derives from them, are values.
 _VALUES = 'collections', 'cupy', 'numpy', 'random'
-_OF_PYTHON = (int, float, complex, str, bytes, bytearray, list, tuple, dict,
-              set, frozenset)
+_COMPARED = (int, float, complex, str, bytes, bytearray, list, tuple, dict,
+             set, frozenset, chainer.Link, chainer.Variable)
 _NUMBERS = int, float, numpy.generic
 #: Random generators: how to get their state and to set it.
 _STATES: dict[Any, tuple[str, str]] = {
@@ -66,11 +66,13 @@ def _pack(value: Any, key: str, arrays: State) -> Any:
     """What JSON holds; arrays in it get keys of their own."""
     if type(value) in (bool, int, float, str, type(None)):
         return value
-    if type(value) in _CONTAINERS.values():
+    if type(value) in (list, tuple, dict, chainer.Variable):
         return [type(value).__name__, *(_pack(one, key, arrays) for one in (
-            value.items() if isinstance(value, dict) else value))]
+            value.items() if isinstance(value, dict) else [value.array]
+            if isinstance(value, chainer.Variable) else value))]
     arrays[place := f'{key}#{len(arrays)}'] = _array_of(value)
-    return ['array', place, isinstance(value, (numpy.ndarray, numpy.generic))]
+    return ['array', place, isinstance(value, numpy.generic),
+            isinstance(value, numpy.ndarray)]
 
 
 def _unpack(packed: Any, state: State, device: Any) -> Any:
@@ -80,8 +82,9 @@ def _unpack(packed: Any, state: State, device: Any) -> Any:
     if kind != 'array':
         return _CONTAINERS[kind](
             _unpack(one, state, device) for one in values)
-    array = state[values[0]]
-    return array[()] if values[1] else device.send(array)
+    key, is_number, is_numpys = values
+    return state[key][()] if is_number else (
+        state[key] if is_numpys else device.send(state[key]))
 
 
 # --- what is kept besides what Chainer saves ---------------------------------
@@ -104,13 +107,13 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
                 yield (f'{_KEPT}{key}/hook {name.replace("/", ":")}',
                        getattr(hook, '__self__', hook))
         for place, link in optimizer.target.namedlinks():
-            yield f'job/link/{main}{place}', link
-            if hasattr(link, 'reset_state'):        # as L.LSTM
-                yield f'{_RANDOM}/{main}{place}', link
-    yield f'{_RANDOM}/', types.SimpleNamespace(
-        numpy=numpy.random.mtrand._rand, python=random._inst)
-    for name, one in _iterators(trainer):
-        yield f'{_RANDOM}/{name}', getattr(one, 'order_sampler', None)
+            # As L.LSTM, which knows the last batch of this rank.
+            is_ranks = hasattr(link, 'reset_state')
+            yield f'{_RANDOM if is_ranks else "job/link"}/{main}{place}', link
+    yield _RANDOM, types.SimpleNamespace(
+        numpy=numpy.random.mtrand._rand, python=random._inst, **dict(
+            itertools.chain(*itertools.starmap(
+                _generators, _iterators(trainer)))))
     for key, one in (
             ('updater/own', trainer.updater),
             *((f'of iterator/{name}', one)
@@ -123,6 +126,16 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
         if not _is_librarys(one) or isinstance(one, EarlyStoppingTrigger):
             yield f'job/{key}', one
     yield 'job/trainer', trainer
+
+
+def _generators(name: str, owner: Any) -> Iterator[tuple[str, Any]]:
+    """Random generators in an iterator, and in what it takes its data of."""
+    for key, value in getattr(owner, '__dict__', {}).items():
+        if type(value) in _STATES:
+            yield f'{name} {key}', value
+        elif key in ('order_sampler', 'dataset', '_dataset', '_transform'):
+            yield from _generators(f'{name} {key}',
+                                   getattr(value, '__self__', value))
 
 
 def _iterators(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
@@ -142,31 +155,28 @@ def _is_librarys(one: Any) -> bool:
     return str(getattr(one, '__module__', '')).partition('.')[0] in LIBRARIES
 
 
-def _attributes(key: str, owner: Any) -> dict[str, Any]:
-    """Those that may be kept."""
-    found = dict(getattr(owner, '__dict__', {}))
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Those that may be kept; of random generators the state."""
+    found, elsewhere = dict(getattr(owner, '__dict__', {})), set[str]()
     if isinstance(owner, chainer.Link):     # all else may be of a batch
-        if key.startswith(_RANDOM):
-            return {name: value.array for name, value in found.items()
-                    if type(value) is chainer.Variable}
-        return {name: value for name, value in found.items()
-                if isinstance(value, (*_NUMBERS, *_STATES))}
-    if isinstance(owner, training.Trainer):
-        # As numbers, of what its stop trigger may look at.
-        found = {name: getattr(value, 'array', value)
-                 for name, value in owner.observation.items()}
-        return {'observation': {
-            name: value for name, value in found.items() if isinstance(
-                value, (*_NUMBERS, *chainer.get_array_types()))}}
-    if isinstance(owner, chainer.dataset.Iterator):
-        for name in 'dataset', '_state':        # Chainer saves the latter
-            found.pop(name, None)
+        found = {name: value for name, value in found.items() if isinstance(
+            value, (*_NUMBERS, *_STATES)) or hasattr(owner, 'reset_state')
+            and type(value) is chainer.Variable}
+    elif isinstance(owner, training.Trainer):
+        # What its stop trigger may look at.
+        found = {'observation': {
+            name: value for name, value in owner.observation.items()
+            if isinstance(value, (*_NUMBERS, chainer.Variable,
+                                  *chainer.get_array_types()))}}
+    elif isinstance(owner, chainer.dataset.Iterator):
+        elsewhere = {'dataset', '_state'}
     elif isinstance(owner, (chainer.Optimizer, chainer.UpdateRule)):
-        found = {name: value for name, value in found.items()
-                 if name not in _ELSEWHERE}
+        elsewhere = {'t', 'epoch', 'target', '_state', '_parent'}
         if (copy := found.get('_fp32_param')) is not None:
             found['_fp32_param'] = copy.array
-    return found
+    return {name: getattr(value, _STATES[type(value)][0])()
+            if type(value) in _STATES else value
+            for name, value in found.items() if name not in elsewhere}
 
 
 class _Fingerprints(pickle.Pickler):
@@ -182,7 +192,7 @@ class _Fingerprints(pickle.Pickler):
                                    *optimizer.target.params())}
 
     def of(self, value: Any) -> int:
-        if isinstance(value, (*_OF_PYTHON, chainer.Link)) or any(
+        if isinstance(value, _COMPARED) or any(
                 kind.__module__.partition('.')[0] in _VALUES
                 for kind in type(value).__mro__[:-1]):
             with contextlib.suppress(Exception):    # of an object in it
@@ -212,7 +222,7 @@ def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
     for key, owner in _owners(trainer):
         if key not in first:
             first[key] = {name: fingerprint(value)
-                          for name, value in _attributes(key, owner).items()}
+                          for name, value in _attributes(owner).items()}
     return first
 
 
@@ -222,12 +232,10 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     fingerprint = _Fingerprints(trainer).of
     for key, owner in _owners(trainer):
         kept, arrays, is_whole = {}, State(), key.startswith((_KEPT, _RANDOM))
-        for name, value in _attributes(key, owner).items():
+        for name, value in _attributes(owner).items():
             try:
                 if is_whole or first[key].get(name) != fingerprint(value):
-                    kept[name] = _pack(
-                        getattr(value, _STATES[type(value)][0])() if type(
-                            value) in _STATES else value, key, arrays)
+                    kept[name] = _pack(value, key, arrays)
             except (TypeError, RecursionError):     # it has itself
                 if first[key].get(name) != fingerprint(value) and (
                         not _is_librarys(owner)):
@@ -256,9 +264,6 @@ def _restore_kept(state: State, trainer: training.Trainer) -> None:
             else:
                 if name == '_fp32_param' and value is not None:
                     value = chainer.Parameter(value)
-                elif isinstance(value, chainer.get_array_types()) and (
-                        isinstance(owner, chainer.Link)):
-                    value = chainer.Variable(value)
                 elif key.startswith(_KEPT) and name in vars(owner):
                     script.append([vars(owner), name, old])
                 vars(owner)[name] = value
@@ -276,10 +281,9 @@ def _swap_around_initialize(script: list[list[Any]], trainer: training.Trainer
             attributes, name, value = one
             one[2], attributes[name] = attributes.get(name), value
     for what, priority in ('first', math.inf), ('last', -math.inf):
-        name = f"the script's values {what}"
-        trainer._extensions.pop(name, None)
-        trainer.extend(training.make_extension(initializer=swap)(
-            lambda _: None), name, lambda _: False, priority)
+        trainer._extensions[f"the script's values {what}"] = _ExtensionEntry(
+            training.make_extension(initializer=swap)(lambda _: None),
+            priority, lambda _: False, False)
 
 
 # --- all of it ---------------------------------------------------------------
@@ -293,7 +297,7 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
         TypeError: An object cannot be saved; its key is named.
     """
     if trainer._start_at is None:       # which is set when it runs
-        trainer._start_at = trainer_module._get_time()
+        trainer._start_at = _get_time()
     serializer, state = chainer.serializers.DictionarySerializer(), State()
     _serialize(trainer, serializer)
     for key, value in serializer.target.items():
@@ -432,8 +436,8 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
             # When to save is no state of the training.
             if not key.startswith((
                     'job/', 'stop_trigger/', 'extension_triggers/Snapshot/')):
-                return (f'{key} is not in the snapshot; build model '
-                        'and trainer as they were, with the same extensions')
+                return (f'{key} is not in the snapshot; build model and '
+                        'trainer as they were, with the same extensions')
         elif key.startswith(_KEPT) and key.endswith('/own'):
             here, there = (json.loads(one.tobytes())[0] for one in (now, was))
             if here != there:
@@ -443,7 +447,7 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
                 (now.shape, now.dtype) != (was.shape, was.dtype)
                 if key.removeprefix(MODEL) in parameters else
                 key.startswith(_ITERATOR) and now.shape != was.shape):
-            return (f'{key} is {was.dtype} {was.shape} in the '
-                    f'snapshot but {now.dtype} {now.shape} here; use the '
-                    'same model and data')
+            return (f'{key} is {was.dtype} {was.shape} in the snapshot but '
+                    f'{now.dtype} {now.shape} here; use the same model and '
+                    'data')
     return ''

@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import linecache
 import os
-import re
 import sys
 import traceback
 import warnings
@@ -114,9 +113,15 @@ class Additions(Originals):
         newest = self._comm.bcast(iteration_of(found[-1]) if found else -1)
         update = trainer.updater.iteration
         if newest < 0 or update and update >= newest:
+            others = {os.path.dirname(name) for depth in ('', '*/')
+                      for name in glob.glob(f'{depth}snapshot_iter_*',
+                                            root_dir=self._snapshots)}
             say(f'snapshots go to {directory}; the training ' + (
                 f'goes on after update {update}, as the script says'
-                if update else 'begins') + self._said_of_others())
+                if update else 'begins') + ''.join(
+                f'; those in {name or "."} are of another Trainer (another '
+                'out, or place in the script) or version'
+                for name in sorted(others - self._seen)))
             return
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter('always', UserWarning)
@@ -130,22 +135,6 @@ class Additions(Originals):
         if update:
             say(f'the training goes on after update {update}, by a snapshot '
                 f'in {directory}')
-
-    def _said_of_others(self) -> str:
-        """Which snapshots are of no Trainer of this start."""
-        others = self._comm.bcast(sorted({
-            os.path.dirname(name) for depth in ('', '*/')
-            for name in glob.glob(f'{depth}snapshot_iter_*',
-                                  root_dir=self._snapshots)} - self._seen))
-        for name in others:
-            if not re.search('-[0-9a-f]{8}$', name):
-                raise Refusal(
-                    f'{os.path.join(self._snapshots or "", name)} has '
-                    'snapshots of another version, which this one does not '
-                    'go on from; go on with that one, move them away, or '
-                    'give another --snapshots')
-        return '; of other Trainers (another out, or place in the script) ' \
-            'there are ' + ', '.join(others) if others else ''
 
     def _name_of(self, trainer: Any) -> str:
         """The name of a Trainer's folder."""
