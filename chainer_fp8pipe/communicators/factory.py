@@ -76,8 +76,8 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         raise ValueError(f'no communicator is called {name!r}; choose from: '
                          f'{", ".join([*FAMILIES, *CHAINERMN])}')
     if mpi_comm is not None and (
-            not isinstance(mpi_comm, MPI.Comm) or mpi_comm == MPI.COMM_NULL):
-        raise TypeError("mpi_comm must be an mpi4py communicator, not "
+            not isinstance(mpi_comm, MPI.Intracomm) or not mpi_comm):
+        raise TypeError("mpi_comm must be an mpi4py intracommunicator, not "
                         f'{mpi_comm!r}')
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
     _refuse_aggregators(mpi_comm)

@@ -101,7 +101,7 @@ def group_of(comm: Any, group_size: int | None = None) -> Group:
 def ranks_of(comm: Any) -> MPI.Comm:
     """mpi4py's communicator in one of ChainerMN's, or as it was given."""
     found = getattr(comm, 'mpi_comm', comm)
-    if not isinstance(found, MPI.Comm):
+    if not isinstance(found, MPI.Intracomm) or not found:
         raise TypeError(
             'comm must be a communicator of mpi4py or ChainerMN, not a '
             f'{type(comm).__name__}; of a ProcessGrid pass its data axis: '

@@ -545,5 +545,6 @@ def test_what_is_in_no_snapshot_is_named(comm, tmp_path):
 def test_arguments():
     with pytest.raises(ValueError, match='retain is .*at least 1'):
         Snapshot(None, retain=0)
-    with pytest.raises(TypeError, match='comm must be a communicator'):
-        Snapshot('fp8')
+    for comm in 'fp8', MPI.COMM_NULL:
+        with pytest.raises(TypeError, match='comm must be a communicator'):
+            Snapshot(comm)
