@@ -1,8 +1,8 @@
 """The files of a snapshot, one of each rank: whole, or refused."""
 # A snapshot is a folder, ``snapshot_iter_100.ranks``, with a file of each
 # rank, ``rank0of4.npz``, as ``numpy.savez`` writes it.  Nothing is sent: on
-# hosts that share no disk each keeps the files of its own ranks.  The price:
-# to go on with other ranks, hosts must see one disk.
+# hosts that share no disk each keeps the files of its own ranks, but to go on
+# with other ranks they must see one.
 #
 # A file gets its name when all of it is on the disk.  A snapshot is whole when
 # the files of all ranks are there and have the same identity.  The manifest in

@@ -4,6 +4,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import inspect
 import os
 import shutil
 import sys
@@ -41,6 +42,8 @@ class Followed:
     Clocks differ between ranks, and so may what an extension reports.
     ``before`` is called before each question.
     """
+
+    finished = False    # or Chainer would not initialize what it is of
 
     def __init__(self, own: Any, comm: MPI.Comm,
                  before: Callable[[], None] = lambda: None) -> None:
@@ -129,8 +132,9 @@ class Snapshot(extension.Extension):
         in_common.append(self._common)
         meet = functools.cache(self._meet)
         for entry in trainer._extensions.values():
-            if entry.extension is self and type(entry.trigger) is not Followed:
-                entry.trigger = Followed(entry.trigger, self._ranks, meet)
+            if entry.extension is self:
+                entry.trigger = Followed(
+                    inspect.unwrap(entry.trigger), self._ranks, meet)
         state.note_beginning(trainer)
 
     def _meet(self) -> None:
@@ -161,7 +165,7 @@ class Snapshot(extension.Extension):
         waits for this rank's file.
         """
         trainer, self._trainer = self._trainer, None
-        if trainer is None:     # its trigger had no more to do at the start
+        if trainer is None:     # its trigger had finished: it has not begun
             return
         in_common.remove(self._common)
         if sys.exc_info()[1] is self._handled:
@@ -200,8 +204,7 @@ class Snapshot(extension.Extension):
     def _complete(self, is_last: bool = False) -> None:
         """Waits for the files of all ranks, and removes older snapshots.
 
-        Raises RuntimeError on all ranks if the last one was not written, or a
-        warning is an error.
+        RuntimeError, on all ranks: the last one was not written.
         """
         if self._writing is None:
             return
@@ -297,6 +300,9 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
     _warn(ranks, texts)
     raise_together(ranks, lambda: state.restore(saved, trainer, comm),
                    error=ValueError)
+    for entry in trainer._extensions.values():
+        if isinstance(entry.extension, Snapshot):   # it takes the last one
+            entry.trigger = Followed(inspect.unwrap(entry.trigger), ranks)
     go_on(trainer.updater)
     return trainer.updater.iteration
 
@@ -334,10 +340,8 @@ def _read(ranks: MPI.Comm, folder: str, current: State,
           ) -> tuple[State, bool, list[file.Manifest]]:
     """What this rank needs, whether exactly, and the manifests it is from.
 
-    Raises:
-        ValueError: On all ranks: it is not whole, and the message has the name
-            of DamagedSnapshot; or it is of another layout, and not all ranks
-            see it; or a file cannot be read.
+    ValueError, on all ranks: it is not whole, and the message has the name of
+    DamagedSnapshot; or not all ranks can read what they need.
     """
     def manifests(names: list[str]) -> list[file.Manifest]:
         return raise_together(ranks, lambda: [file.manifest_of(

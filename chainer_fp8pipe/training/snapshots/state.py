@@ -54,11 +54,12 @@ _STATES: dict[Any, tuple[str, str]] = {
 
 # --- Python's values as JSON and arrays --------------------------------------
 
-def _array_of(value: Any) -> numpy.ndarray:
+def _array_of(value: Any, key: str) -> numpy.ndarray:
     """What NumPy's files can hold; TypeError: it is something else."""
     array = numpy.asarray(chainer.backends.cuda.to_cpu(value))
     if array.dtype.hasobject or numpy.dtype(array.dtype.str) != array.dtype:
-        raise TypeError
+        raise TypeError(f'{key} cannot be saved; serialize arrays, numbers '
+                        'and texts')
     return array
 
 
@@ -70,7 +71,7 @@ def _pack(value: Any, key: str, arrays: State) -> Any:
         return [type(value).__name__, *(_pack(one, key, arrays) for one in (
             value.items() if isinstance(value, dict) else [value.array]
             if isinstance(value, chainer.Variable) else value))]
-    arrays[place := f'{key}#{len(arrays)}'] = _array_of(value)
+    arrays[place := f'{key}#{len(arrays)}'] = _array_of(value, key)
     return ['array', place, isinstance(value, numpy.generic),
             isinstance(value, numpy.ndarray)]
 
@@ -212,10 +213,9 @@ beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
 
 
 def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
-    """Notes what attributes are before the training changes them.
+    """Notes what attributes are before a trainer runs or is resumed.
 
-    Call it before a trainer runs or is resumed; the first call counts, for
-    each object that may have been added since.
+    The first call counts, for each object that may have been added since.
     """
     first, fingerprint = beginnings.setdefault(
         trainer, {}), _Fingerprints(trainer).of
@@ -291,10 +291,7 @@ def _swap_around_initialize(script: list[list[Any]], trainer: training.Trainer
 def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
     """This rank's state, and what the training changes that is not in it.
 
-    ``comm`` is the argument of ``Snapshot``.
-
-    Raises:
-        TypeError: An object cannot be saved; its key is named.
+    TypeError names what cannot be saved.  ``comm`` is as for ``Snapshot``.
     """
     if trainer._start_at is None:       # which is set when it runs
         trainer._start_at = _get_time()
@@ -302,12 +299,8 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
     _serialize(trainer, serializer)
     for key, value in serializer.target.items():
         array = numpy.asarray(value)
-        try:
-            state[key] = NONE if array.dtype == object and (
-                array[()] is None) else _array_of(array)
-        except TypeError:
-            raise TypeError(f'{key} cannot be saved; serialize arrays, '
-                            'numbers and texts') from None
+        state[key] = NONE if array.dtype == object and (
+            array[()] is None) else _array_of(array, key)
     layout = sorted(key for key in state if key.startswith(MODEL))
     for prefix, communicator, model in _communicators(trainer, comm):
         layout.append(getattr(communicator, 'name',

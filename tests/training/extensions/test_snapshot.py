@@ -384,6 +384,13 @@ def test_the_last_snapshot_is_that_of_the_end(comm, tmp_path):
     assert resume(trainer, communicator, str(tmp_path)) == 10
     trainer.run()       # has nothing to do
     assert len(names(tmp_path)) == 2
+    trainer, communicator = make_trainer(comm, tmp_path, 3)
+    trainer.extend(Snapshot(communicator), trigger=(
+        training.triggers.ManualScheduleTrigger(7, 'iteration')))
+    resume(trainer, communicator, str(tmp_path))
+    trainer.run()
+    comm.Barrier()
+    assert names(tmp_path)[-1] == 'snapshot_iter_15.ranks'
 
 
 @on_ranks(2)
