@@ -144,38 +144,38 @@ class Files:
             if not args:
                 args = *(kwargs.pop(key) for key in (
                     'path', 'file', 'src', 'fname') if key in kwargs),
-            line = self._line() if args and isinstance(
-                args[0], (str, bytes, os.PathLike)) else ''
+            is_open, is_first = self.is_open, self._comm.rank == 0
+            line = self._line() if (is_open or not is_first) and isinstance(
+                next(iter(args), 0), (str, bytes, os.PathLike)) else ''
             if not line:
                 return original(*args, **kwargs)
             mode = str([*args[1:2], kwargs.get('mode', 'r')][0]
                        ) if name == 'open' else ''
-            is_open, self.is_open = self.is_open, False     # but for itself
+            self.is_open = False        # what it calls itself is its own
             try:
-                return (self._follow if self._comm.rank else self._lead)(
-                    is_open, (name, mode, line), args[0], lambda path:
-                    original(path, *args[1:], **kwargs))
+                return (self._lead if is_first else self._follow)(
+                    (name, mode, line), args[0], lambda path: original(
+                        path, *args[1:], **kwargs), is_open)
             finally:
                 self.is_open = is_open
         return call
 
-    def _lead(self, is_open: bool, what: tuple[str, ...], path: Any,
-              act: Callable[[Any], Any]) -> Any:
+    def _lead(self, what: tuple[str, ...], path: Any,
+              act: Callable[[Any], Any], _: bool) -> Any:
         """Acts on rank 0, and tells the others what has come of it."""
         found = error = None
         try:
             found = act(path)
+            return found
         except Exception as caught:
             error = caught
             raise
         finally:
-            if is_open:
-                self._tell((what, path, found if what[0] in _ASKS else None,
-                            error))
-        return found
+            self._tell((what, path, found if what[0] in _ASKS else None,
+                        error))
 
-    def _follow(self, is_open: bool, what: tuple[str, ...], path: Any,
-                act: Callable[[Any], Any]) -> Any:
+    def _follow(self, what: tuple[str, ...], path: Any,
+                act: Callable[[Any], Any], is_open: bool) -> Any:
         """Does on another rank as rank 0 has told."""
         if is_open and (told := self._next()) and told[0] == what:
             _, path, found, error = self._heard.pop()
@@ -322,8 +322,7 @@ class Looks:
     """Says when code may look at the model, and when ``comm`` communicates."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._meeting, self._is_open = Meeting(comm.Dup()), True
-        self.files = Files(comm)
+        self._meeting, self.files = Meeting(comm.Dup()), Files(comm)
         self._partition: Any = None     # until there is one
         #: Whether the training has failed, and looks are errors.
         self.have_failed = False
@@ -352,7 +351,7 @@ class Looks:
             Patch(owner, name, functools.partial(_after, has_to, act)
                   ).hold(held)
         self._partition = held
-        self._set(self._is_open)
+        self._set(self.files.is_open)
 
     @contextlib.contextmanager
     def block(self, what: str, is_open: bool = False) -> Iterator[None]:
@@ -360,7 +359,7 @@ class Looks:
 
         Enter and leave it on all ranks; ``what`` says what it does.
         """
-        before = self._is_open
+        before = self.files.is_open
         if before:
             self._meet(what)
         self._set(is_open)
@@ -382,7 +381,8 @@ class Looks:
 
     def _set(self, is_open: bool) -> None:
         """Gives back what was fetched."""
-        self._is_open, fetching.now = is_open, None
+        fetching.now = None
+        # After an error each rank has files of its own.
         self.files.is_open = is_open and not self.have_failed
         if self._partition is not None:
             self._partition.placement.give_back()
