@@ -11,8 +11,8 @@
 # this one have left: an LSTM's state, which is a placeholder, and whose maker
 # has kept it; or their raw arrays.  The gradient ends there, as after
 # Chainer's `unchain_backward`.  A computed value without samples, such as a
-# running mean, is refused.  Which is which shows an example with fewer
-# samples: other shapes.  Python's own things (a counter, a list of numbers)
+# running mean, is refused.  Which is which shows an example with one sample
+# more: other shapes.  Python's own things (a counter, a list of numbers)
 # go on from micro-batch to micro-batch, as in one process.
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from .collectives import refuse_plain
 from .cuts import CutProblem, Intervals, search
 from .deferred import place_array
 from .measure import optimizer_arrays
-from .partitioned import Partition, PartitionedChain, class_of
+from .partitioned import Partition, PartitionedChain
 from .placeholder import is_placeholder
 from .placement import together
 from .plan import PartitionPlan
@@ -114,7 +114,9 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         with preserved():
             part, made = together(grid.comm, lambda: (
                 Partition(recorder, found, grid, both, loss_func),
-                class_of(kind)))
+                type(kind.__name__, (PartitionedChain, kind), {
+                    '__module__': kind.__module__,
+                    '__qualname__': kind.__qualname__})))
         part.placement.distribute()
     except BaseException:       # a later forward pass must draw as usual
         for parameter in shapeless:
@@ -171,6 +173,9 @@ def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
         recorder = Recorder(names, grid.pipeline)
         found = record_example(recorder, function, grid.comm.rank == 0, both)
         check_result(found.result)
+        if not found.calls:
+            raise ValueError('the model has nothing to cut: no parameter has '
+                             'a part in its result; use one rank')
         return recorder, found
 
     def alike(found: tuple[Recorder, Program]) -> dict[str, str]:
@@ -198,9 +203,6 @@ def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
 def _plan(recorder: Recorder, program: Program, given: Any,
           options: Mapping[str, Any], problem: CutProblem) -> PartitionPlan:
     """The best plan, or what was given."""
-    if not program.calls:
-        raise ValueError('the model has nothing to cut: no parameter has a '
-                         'part in its result; use one rank')
     parameters, plan = parameters_of(recorder.names), None
     order, cuts = order_of(program.calls, list(parameters)), None
     hints = recorder.undivided()
@@ -208,7 +210,18 @@ def _plan(recorder: Recorder, program: Program, given: Any,
         why_once, recorder.names.links.values())), '')
     if given is not None:
         plan = stored.load(PartitionPlan, given)
-        _check_plan(plan, problem, options, parameters)
+        wanted = {'stages': problem.stages, **options}
+        if problem.recompute != 'auto':
+            wanted['recompute'] = (bool(
+                problem.recompute),) * len(plan.recompute)
+        for name, value in wanted.items():
+            if value != getattr(plan, name):
+                raise ValueError(f'{name} is {value!r}, and the plan is for '
+                                 f'{getattr(plan, name)!r}')
+        for name in itertools.chain(*plan.order):
+            if name not in parameters:
+                raise ValueError(f'the plan knows a parameter {name}, which '
+                                 'the model has not')
         order, cuts = plan.order, plan.cuts
         problem = dataclasses.replace(problem, **{
             name: getattr(plan, name) for name in (
@@ -224,20 +237,3 @@ def _plan(recorder: Recorder, program: Program, given: Any,
                       problem)
     except ValueError as error:
         raise type(error)('; '.join([str(error), *hints])) from error
-
-
-def _check_plan(plan: PartitionPlan, problem: CutProblem,
-                options: Mapping[str, Any], parameters: Mapping[str, Any]
-                ) -> None:
-    options = {'stages': problem.stages, **options}
-    if problem.recompute != 'auto':
-        options['recompute'] = (bool(
-            problem.recompute),) * len(plan.recompute)
-    for name, value in options.items():
-        if value != getattr(plan, name):
-            raise ValueError(f'{name} is {value!r}, and the plan is for '
-                             f'{getattr(plan, name)!r}')
-    for name in itertools.chain(*plan.order):
-        if name not in parameters:
-            raise ValueError(f'the plan knows a parameter {name}, which '
-                             'the model has not')

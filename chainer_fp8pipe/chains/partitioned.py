@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,7 +31,7 @@ from .placement import Placement
 from .plan import PartitionPlan
 from .program import Program
 from .recorder import Recorder
-from .saving import check_whole
+from .saving import OPTIMIZERS, check_whole
 
 
 class Partition:
@@ -78,6 +77,7 @@ class Partition:
                 key=lambda chunk: chunk % plan.stages))
             for name in self.names.parameters})
         hold(self)
+        OPTIMIZERS.hold(self)
 
     def _of_example(self, both: Any
                     ) -> tuple[Program, dict[str, set[int]]]:
@@ -271,10 +271,3 @@ class PartitionedChain:
               'sum its gradient'
               for name, ranks in part.placement.ties.items()),
             *part.recorder.undivided()])
-
-
-@functools.lru_cache(None)
-def class_of(kind: Any) -> Any:
-    """The class that a partitioned model of a class gets."""
-    return type(kind.__name__, (PartitionedChain, kind), {
-        '__module__': kind.__module__, '__qualname__': kind.__qualname__})

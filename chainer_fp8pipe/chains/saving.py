@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import chainer
 
-from ..intercept.patching import Current
+from ..intercept.patching import Current, Patch
 
 _by_the_package = Current()
 
@@ -32,3 +33,16 @@ def check_whole(serializer: Any, model: Any, is_whole: bool) -> None:
             'save that; call chainer_fp8pipe.training.extensions.'
             'save_whole_model(path, model, comm) on all ranks, which writes '
             'one file for load_npz, or extend a Trainer with Snapshot(comm)')
+
+
+def _checked(original: Callable) -> Callable:
+    def serialize(optimizer: Any, serializer: Any) -> None:
+        part = getattr(optimizer.target, 'partition', None)
+        check_whole(serializer, optimizer.target, not part or part.is_whole)
+        original(optimizer, serializer)
+    return serialize
+
+
+#: An optimizer saves what it has for this rank's parameters
+#: (chainer/optimizer.py, line 713).
+OPTIMIZERS = Patch(chainer.Optimizer, 'serialize', _checked)
