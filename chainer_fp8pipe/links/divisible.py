@@ -29,14 +29,7 @@ from chainer import Link
 from ..chains.deferred import deferred, draw_later
 from ..chains.placeholder import is_placeholder
 from ..chains.saving import check_whole
-from ..mpi import all_ranks
-from ..mpi.world import enter_world
-from ..pipeline.layers import (
-    Layer,
-    as_tuple,
-    kind_of,
-    layer_name,
-)
+from ..pipeline.layers import Layer, as_tuple, kind_of, layer_name
 
 #: First and last-plus-one layer of some runs.
 Bounds = tuple[tuple[int, int], ...]
@@ -192,16 +185,20 @@ class Divisible(chainer.ChainList):
         return [[(number, _layer(self[number])) for number in range(*run)]
                 for run in self.bounds]
 
-    def sizes(self) -> list[int | None]:
-        """Parameters of each layer, where they are first; None: not known."""
+    def sizes(self) -> list[int]:
+        """Parameters of each layer, where they are first; or ValueError."""
+        found: list[int] = []
         seen: set[int] = set()
-        found: list[int | None] = []
-        for child in self:
-            own = [parameter._data[0] for parameter in child.params()
-                   if id(parameter) not in seen]
-            seen.update(map(id, child.params()))
-            found.append(None if any(array is None for array in own)
-                         else sum(array.size for array in own))
+        for number, child in enumerate(self):
+            own = {id(one): one._data[0] for one in child.params()}
+            new = [own[key] for key in own.keys() - seen]
+            if any(array is None for array in new):
+                raise ValueError(
+                    f'{layer_name(number, _layer(child))} learns the shape of '
+                    'its parameters from its first input; give it all sizes, '
+                    "or pass balance='layers' or a list to stage")
+            found.append(sum(array.size for array in new))
+            seen |= own.keys()
         return found
 
     def forward(self, *xs: Any) -> Any:
@@ -279,19 +276,17 @@ class Divisible(chainer.ChainList):
                 class has a ``forward`` of its own, the model hooks, or
                 values cannot be drawn.
         """
-        from ..mpi.agreement import raise_together  # it takes MPI
-        enter_world(comm)
-        stage, stages = ((comm.stage_index, comm.stages)
-                         if hasattr(comm, 'stage_index')    # a grid
-                         else (comm.rank, comm.size))
+        from ..mpi.agreement import raise_together  # which take MPI
+        from ..mpi.grid import grid_of
+        grid = grid_of(comm)
 
         def cut() -> Any:
-            part = self.share(stage, stages, balance, chunks)
+            part = self.share(grid.stage_index, grid.stages, balance, chunks)
             for parameter in part.params():
                 _ = parameter.array     # reading it draws the values
             return part
         return raise_together(
-            all_ranks(comm), cut, ValueError,
+            grid.comm, cut, ValueError,
             lambda part: self._agreed(chunks, balance),
             'Build the same model on all ranks, and pass the same to stage().')
 
@@ -347,25 +342,16 @@ class Divisible(chainer.ChainList):
                         f'{layer_name(other, _layer(self[other]))} and {name} '
                         f'share the {type(thing).__name__}; cut so that both '
                         'are on one rank, or give one its own parameters')
+            child = self[number]
             if owner[number] != stage:
                 part.foreign.update((one.node, name) for one in parameters)
-            part._children.append(self._child_of(
-                part, number, '' if owner[number] == stage
-                else f', on stage {owner[number]}'))
+                child = Call(None, f'{child}, on stage {owner[number]}')
+            elif isinstance(layer, types.MethodType) and (
+                    layer.__self__ is self):
+                child = Call(types.MethodType(layer.__func__, part))
+            child.name = str(number)
+            part._children.append(child)
         return part
-
-    def _child_of(self, part: Any, number: int, elsewhere: str) -> Link:
-        """Returns the link that stands for a layer in a part."""
-        child = self[number]
-        layer = _layer(child)
-        if elsewhere:
-            child = Call(None, f'{child}{elsewhere}')
-        elif isinstance(layer, types.MethodType) and layer.__self__ is self:
-            child = Call(types.MethodType(layer.__func__, part))
-        elif isinstance(child, Call):
-            child = Call(layer)
-        child.name = str(number)
-        return child
 
     def _counts(self, balance: Any, chunks: int) -> list[int]:
         """The number of layers of each chunk of all ranks, or ValueError."""
@@ -379,14 +365,8 @@ class Divisible(chainer.ChainList):
                 f"balance={balance!r} does not fit: it must be 'parameters', "
                 f"'layers', or {chunks} numbers of layers, one for each "
                 f'chunk, all 1 or more and {len(self)} together')
-        costs = [1] * len(self) if balance == 'layers' else self.sizes()
-        if None in costs:
-            number = [cost is None for cost in costs].index(True)
-            raise ValueError(
-                f'{layer_name(number, _layer(self[number]))} learns the shape '
-                'of its parameters from its first input; give it all sizes, '
-                "or pass balance='layers' or a list to stage")
-        return even_parts([cost or 0 for cost in costs], chunks)
+        return even_parts([1] * len(self) if balance == 'layers'
+                          else self.sizes(), chunks)
 
     def _agreed(self, chunks: int, balance: str | Sequence[int]
                 ) -> dict[str, str]:

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chainer
+import chainer.functions as F
 
 from ..mpi.grid import ProcessGrid
 from .backprop import Arrays
-from .layers import LayersLoss, LayersPart, as_tuple
-from .means import Report, Reports, report_of
+from .layers import LayersPart, as_tuple
+from .means import Report, Reports, add, checked_weight, report_of
 from .randomness import Place
 from .schedules import bounds
 
@@ -83,9 +84,6 @@ class Adapter:
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
-        if loss_weight is not None and not callable(loss_weight):
-            raise TypeError('loss_weight must be a function, not '
-                            f'{loss_weight!r}')
         self._model, self._grid = model, grid
         self._is_last = grid.stage_index == grid.stages - 1
         self._loss_weight = loss_weight
@@ -129,14 +127,34 @@ class Adapter:
         """
 
 
+def _softmax_loss(y: Any, t: Any) -> Any:
+    """Softmax cross entropy, which reports the accuracy, too."""
+    chainer.report({'accuracy': F.accuracy(y, t)})
+    return F.softmax_cross_entropy(y, t)
+
+
+class _Reporter(chainer.Reporter):
+    """Takes what is reported by any link under the name that it gives."""
+
+    def report(self, values: Any, observer: Any = None) -> None:
+        super().report(values)
+
+
 class LayersAdapter(Adapter):
-    """Adapts the pipeline to layers, which are cut where it was told."""
+    """Adapts the pipeline to layers, which are cut where it was told.
+
+    Without ``loss_func`` and ``loss_weight`` labels count that are not -1.
+    """
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None = None,
                  loss_func: Callable | None = None) -> None:
         super().__init__(model, grid, loss_weight)
-        self._loss = LayersLoss(loss_func, loss_weight)
+        is_usual = loss_func in (None, F.softmax_cross_entropy)
+        self._loss_func: Any = _softmax_loss if is_usual else loss_func
+        self._counts_all = loss_weight is None and not is_usual
+        self._weight: Callable = loss_weight or (
+            (lambda target: (target != -1).sum()) if is_usual else len)
         self.chunks = len(model.bounds)
         self.layout = model.layout or model.bounds
         if model.bounds != self.layout[grid.stage_index::grid.stages]:
@@ -178,14 +196,39 @@ class LayersAdapter(Adapter):
         """See :meth:`.Adapter.rehearse`; weights are where the loss is."""
         self.weights = []
         if self._end:
-            self._end.loss = None if step == 'predict' else self._loss
+            self._end.loss = None
         if self._end and step != 'predict':
-            self.weights = self._loss.begin([one for one, in batch.rows(
-                list(map(self._model.device.send, batch.arrays)))])
+            self._end.loss = self.loss
+            self.begin([one for one, in batch.rows(list(map(
+                self._model.device.send, batch.arrays)))])
+
+    def begin(self, targets: list[Any]) -> None:
+        """Weighs the micro-batches by their targets."""
+        self._targets = targets
+        self._found: Reports = {}
+        self.weights = [checked_weight(self._weight(one)) for one in targets]
+
+    def loss(self, calls: Any, micro_batch: int, outputs: tuple
+             ) -> tuple[chainer.Variable]:
+        """The loss of a micro-batch; notes reports, means over samples."""
+        calls.counts_all = self._counts_all
+        found: dict[str, Any] = {}
+        target = self._targets[micro_batch]
+        with _Reporter().scope(found):
+            loss = self._loss_func(*outputs, target)
+        calls.counts_all = False
+        if not isinstance(loss, chainer.Variable) or loss.size != 1:
+            raise ValueError(
+                f'it returned {type(loss).__name__} of shape '
+                f'{getattr(loss, "shape", "unknown")}; it must return a '
+                'scalar variable, the mean over a micro-batch')
+        for name, value in found.items():
+            add(self._found, name, report_of(value, len(target)))
+        return (loss,)
 
     def reported(self, losses: list[Arrays]) -> Reports:
         """The loss, and what it reports, which the last stage knows."""
-        return {**self._loss.found, 'loss': self.mean_of(losses)
+        return {**self._found, 'loss': self.mean_of(losses)
                 } if self._end else {}
 
     def report(self, found: Reports, variables: bool = False

@@ -27,14 +27,7 @@ from typing import Any
 import chainer
 import numpy
 from chainer import _backprop_utils
-from chainer.functions.connection import (
-    convolution_2d,
-    convolution_nd,
-    deconvolution_2d,
-    deconvolution_nd,
-    embed_id,
-    linear,
-)
+from chainer.functions import connection
 
 from ..intercept.function_calls import is_watched
 
@@ -46,12 +39,12 @@ ENOUGH = 256
 
 #: Functions whose gradients of input and weights have no work in common.
 SEPARABLE = frozenset((
-    linear.LinearFunction,
-    convolution_2d.Convolution2DFunction,
-    convolution_nd.ConvolutionND,
-    deconvolution_2d.Deconvolution2DFunction,
-    deconvolution_nd.DeconvolutionND,
-    embed_id.EmbedIDFunction,
+    connection.linear.LinearFunction,
+    connection.convolution_2d.Convolution2DFunction,
+    connection.convolution_nd.ConvolutionND,
+    connection.deconvolution_2d.Deconvolution2DFunction,
+    connection.deconvolution_nd.DeconvolutionND,
+    connection.embed_id.EmbedIDFunction,
 ))
 
 
@@ -168,7 +161,7 @@ class Tape:
                gradients: tuple) -> None:
         """Runs a function's backward and adds its gradients up."""
         self._now = function
-        if type(function) is linear.LinearFunction:
+        if type(function) is connection.linear.LinearFunction:
             indexes = self._apply_linear(function, indexes, gradients)
         inputs = function.inputs
         lists = {inputs[index]: self._gradients.setdefault(inputs[index], [])
@@ -266,12 +259,12 @@ class InParameters:
 
 
 class GradientSums:
-    """Adds up the gradients of a step, in the memory of the last one's.
+    """Adds up the gradients of a step; float16 is summed in float32.
 
-    Memory that somebody still holds is left to them.  Micro-batches come in
-    their order on every rank, so a sum has the same bits whatever the cut, of
-    a parameter that one chunk uses.
-    float16 is summed in float32.
+    Micro-batches come in their order on every rank, so a sum has the same bits
+    whatever the cut, of a parameter that one chunk uses.  It takes the memory
+    of the last step's, as new memory would cost a tenth of a step; but for
+    what somebody still holds.
     """
 
     def __init__(self) -> None:
@@ -334,7 +327,7 @@ class GradientSums:
         """An array for a sum."""
         dtype = numpy.promote_types(like.dtype, numpy.float32)
         array = self._memory.pop(id(parameter), None)
-        if array is None or _references(array) > _ALONE or (
+        if array is None or sys.getrefcount(array) > _ALONE or (
                 array.shape != like.shape or array.dtype != dtype):
             array = chainer.backend.get_array_module(like).empty(
                 like.shape, dtype)
@@ -358,15 +351,6 @@ class GradientSums:
                 self.take(bias, part.sum(axis=0))
 
 
-def _references(array: Any) -> int:
-    """How many references there are to an array; views have one, too."""
-    return sys.getrefcount(array)
-
-
-def _alone() -> int:
-    array = numpy.empty(0)
-    return _references(array)
-
-
-#: Of an array that is in one variable only; interpreters count differently.
-_ALONE = _alone()
+#: References to an array that is in one variable only: views have one, too,
+#: and interpreters count differently.
+_ALONE = (lambda array: sys.getrefcount(array))(numpy.empty(0))

@@ -7,19 +7,16 @@
 # messages may be left under way for ever.  MPI keeps their memory
 # (`HeldRequest`).
 #
-# MPI moves a large message only after its receive was posted, and while both
-# sides are inside a call of MPI.  Between nodes, a thread makes such calls
-# while a rank records or computes, and posts these receives.
+# MPI moves a large message only while both sides are inside a call of MPI.
+# Between nodes a thread makes such calls while a rank records or computes.
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import chainer
 import numpy
 from mpi4py import MPI
 
@@ -71,8 +68,6 @@ class Channels:
     def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
         self.size, self.rank, self._xp = comm.size, comm.rank, xp
         self._tags = _BOUNDARIES + 2 * last
-        self._lock = threading.Lock()
-        self._error: BaseException | None = None    # of the thread
         # Apart from whatever else is sent there.
         self._shared = once(comm, 'channels', lambda: _Shared(comm.Dup()))
         self._comm = self._shared.comm
@@ -80,8 +75,6 @@ class Channels:
 
     def _begin(self) -> None:
         self._leaving: deque[tuple[HeldRequest, int]] = deque()
-        # By rank and tag: the next transfer; None: it has not begun to come.
-        self._coming: dict[tuple[int, int], Any] = {}
         # All channels get tags of their own: no message that earlier ones left
         # under way can arrive here.
         self._tag, self._shared.tags = (
@@ -134,46 +127,39 @@ class Channels:
         They keep the order of their axes in memory.  ``what`` says what is
         waited for, from this rank of all, where a job stalls.
         """
-        end, world = (rank, tag), self._shared.world[rank]
+        comm, header = self._comm, self._header(tag)
+        world = self._shared.world[rank]
         with waiting(lambda: [Wait(what(world), (world,))]):
-            self._wait(lambda: self._look(end))
-            found, requests = self._coming[end]
+            self._wait(lambda: comm.Iprobe(rank, header))
+            found = [(spec, empty_wire(self._xp, spec[1], spec[0])
+                      if spec and spec[1] else None)
+                     for spec in comm.recv(None, rank, header)]
+            requests = deque([
+                (HeldRequest(comm.Irecv(
+                    [wire.view(numpy.uint8), MPI.BYTE], rank, header + 1),
+                    wire), rank)
+                for _, wire in found if wire is not None])
             self._wait(lambda: _are_done(requests))
-        self._coming[end] = None
         xp = numpy if tag == BATCH else self._xp
         return tuple([spec and _read(wire, spec, xp) for spec, wire in found])
 
     @contextlib.contextmanager
-    def moving(self, device: Any) -> Iterator[None]:
-        """A block in which messages move while this rank computes.
-
-        One transfer from each end is received ahead, to memory of Chainer's
-        ``device``, as a GPU is current in one thread only.
-        """
-        if self.size == 1 or not self._shared.far or (
-                MPI.Query_thread() < MPI.THREAD_MULTIPLE):
-            yield
-            return
-        done = threading.Event()
-
+    def moving(self) -> Iterator[None]:
+        """A block in which what was sent leaves while this rank computes."""
         def move() -> None:
-            try:
-                with chainer.using_device(device):
-                    while not done.wait(_PERIOD):
-                        self._comm.Iprobe(MPI.ANY_SOURCE,
-                                          self._header(_FAILURE))
-                        for end in [*self._coming]:
-                            self._look(end)
-            except BaseException as error:
-                self._error = error     # raised where it is received
+            while not done.wait(_PERIOD):
+                self._comm.Iprobe(MPI.ANY_SOURCE, self._header(_FAILURE))
+        done = threading.Event()
         thread = threading.Thread(target=move, name='MPI progress',
                                   daemon=True)
-        thread.start()
+        if self._shared.far and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+            thread.start()
         try:
             yield
         finally:
             done.set()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def fail(self, text: str) -> None:
         """Tells all ranks that this one cannot go on."""
@@ -196,25 +182,6 @@ class Channels:
             return False
         wait_until(done_or_failed)
 
-    def _look(self, end: tuple[int, int]) -> bool:
-        """Whether a transfer is coming, which this starts to receive."""
-        if self._error is not None:
-            raise self._error
-        rank, tag = end
-        header = self._header(tag)
-        with self._lock:        # of a rank's own thread and of `moving`
-            if self._coming.setdefault(end) is None and (
-                    self._comm.Iprobe(rank, header)):
-                found = [(spec, empty_wire(
-                    self._xp, math.prod(spec[1]), spec[0])
-                    if spec and 0 not in spec[1] else None)
-                    for spec in self._comm.recv(None, rank, header)]
-                self._coming[end] = found, deque([(HeldRequest(
-                    self._comm.Irecv([wire.view(numpy.uint8), MPI.BYTE], rank,
-                                     header + 1), wire), rank)
-                    for _, wire in found if wire is not None])
-        return self._coming[end] is not None
-
 
 def _are_done(requests: deque[tuple[HeldRequest, int]]) -> bool:
     """Whether all are; those that are go."""
@@ -225,11 +192,11 @@ def _are_done(requests: deque[tuple[HeldRequest, int]]) -> bool:
 
 # --- arrays ------------------------------------------------------------------
 
-#: How an array is sent: its dtype, its shape with the axes as they lie in
-#: memory, in which order these are (None: as in C), and the shape with what is
-#: repeated, as by ``broadcast_to`` (None: nothing is).  Sums over an array are
-#: rounded in the order of memory.
-_Spec = tuple[Any, tuple[int, ...], Any, Any]
+#: How an array is sent: its dtype, how many elements, its shape, and in bytes
+#: the strides that it will have without gaps (None: those of C).  What is
+#: repeated, as by ``broadcast_to``, is sent once, and its stride 0.  Sums over
+#: an array are rounded in the order of memory.
+_Spec = tuple[Any, int, tuple[int, ...], Any]
 
 
 def describe(arrays: Sequence[Any]) -> list[_Spec | None]:
@@ -247,27 +214,24 @@ def describe(arrays: Sequence[Any]) -> list[_Spec | None]:
                 f'a {type(array).__name__} of dtype {dtype} cannot be sent to '
                 'another rank; convert it to an array of plain numbers')
         elif array.flags.c_contiguous:
-            found.append((dtype, array.shape, None, None))
+            found.append((dtype, array.size, array.shape, None))
         else:
-            once, strides = _once(array), [-abs(one) for one in array.strides]
-            axes = sorted(range(array.ndim), key=strides.__getitem__)
-            found.append((
-                dtype, once.transpose(axes).shape, axes,
-                None if once.shape == array.shape else array.shape))
+            own, strides, count = array.strides, [0] * array.ndim, 1
+            for axis in sorted(range(array.ndim), key=lambda n: abs(own[n])):
+                if own[axis]:
+                    strides[axis] = count * array.itemsize
+                    count *= array.shape[axis]
+            found.append((dtype, count, array.shape, strides))
     return found
-
-
-def _once(array: Any) -> Any:
-    """An array without what is repeated, as by ``broadcast_to``."""
-    return array[tuple([slice(None if stride else 1)
-                        for stride in array.strides])]
 
 
 def _wire(array: Any, spec: _Spec) -> numpy.ndarray:
     """The bytes of an array, uint8; its own memory where MPI can take it."""
-    dtype, _, axes, _ = spec
-    if axes:
-        array = _once(array).transpose(axes)
+    dtype, *_, strides = spec
+    if strides is not None:
+        array = array[tuple([slice(None if stride else 1)
+                             for stride in strides])].transpose(sorted(
+            range(array.ndim), key=strides.__getitem__, reverse=True))
     if isinstance(array, numpy.ndarray):
         return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
     wire = empty_wire(array_module(array), array.nbytes, numpy.uint8)
@@ -277,12 +241,9 @@ def _wire(array: Any, spec: _Spec) -> numpy.ndarray:
 
 def _read(wire: Any, spec: _Spec, xp: Any) -> Any:
     """The array of its bytes, in the order of memory that it had."""
-    dtype, shape, axes, whole = spec
-    array = (xp.empty(shape, dtype) if wire is None
-             else upload_now(xp, wire).reshape(shape))
-    if axes is not None:
-        array = array.transpose(sorted(range(len(axes)), key=axes.__getitem__))
-    return array if whole is None else xp.lib.stride_tricks.as_strided(
-        array, whole, [stride if length == repeated else 0
-                       for length, repeated, stride in zip(
-                           array.shape, whole, array.strides, strict=True)])
+    dtype, _, shape, strides = spec
+    if wire is None:
+        return xp.empty(shape, dtype)
+    array = upload_now(xp, wire)
+    return (array.reshape(shape) if strides is None else
+            xp.lib.stride_tricks.as_strided(array, shape, strides))

@@ -33,13 +33,7 @@ from ..intercept.function_calls import (
     intercepting,
 )
 from .backprop import NOT_HANDED_ON, Arrays, Tape
-from .means import (
-    BatchStatistics,
-    Reports,
-    add,
-    checked_weight,
-    report_of,
-)
+from .means import BatchStatistics
 from .randomness import Place, seed_at
 
 #: A layer of the whole model: its index there, and what is called.
@@ -110,7 +104,8 @@ class LayersPart:
         foreign: See :class:`.Divisible`.
     """
 
-    loss: LayersLoss | None = None          # behind the last layer
+    #: Gives the loss of a pass, a micro-batch, and the last layer's outputs.
+    loss: Callable[..., tuple[chainer.Variable, ...]] | None = None
 
     def __init__(self, layers: Sequence[Layer], xp: Any = numpy,
                  foreign: Mapping[Any, str] | None = None) -> None:
@@ -172,7 +167,7 @@ class LayersPart:
         if self.loss is not None:
             calls.now = 'the loss'
             calls.seed(place._replace(layer=index + 1))
-            values = self.loss.run(calls, micro_batch, values)
+            values = self.loss(calls, micro_batch, values)
         return values
 
 
@@ -332,64 +327,3 @@ class _Later(chainer.FunctionNode):
                 self._function._node = self._function._owned_node = None
                 return as_tuple(self._function(*arguments))
             return self._function.apply(arguments)
-
-
-# --- the loss ----------------------------------------------------------------
-
-def _softmax_loss(y: Any, t: Any) -> Any:
-    """Softmax cross entropy, which reports the accuracy, too."""
-    chainer.report({'accuracy': F.accuracy(y, t)})
-    return F.softmax_cross_entropy(y, t)
-
-
-class _Reporter(chainer.Reporter):
-    """Takes what is reported by any link under the name that it gives."""
-
-    def report(self, values: Any, observer: Any = None) -> None:
-        super().report(values)
-
-
-class LayersLoss:
-    """The loss behind a list of layers, and what it reports.
-
-    Args:
-        loss_func: ``loss_func(*outputs, target)``, a mean; None:
-            ``softmax_cross_entropy``, which leaves out label -1.
-        weight: ``weight(target)``: that of a micro-batch in the loss; None:
-            its labels that this leaves in, or of another loss its samples.
-    """
-
-    def __init__(self, loss_func: Callable | None, weight: Callable | None
-                 ) -> None:
-        is_usual = loss_func in (None, F.softmax_cross_entropy)
-        self._function: Any = _softmax_loss if is_usual else loss_func
-        if not callable(self._function):
-            raise TypeError(f'loss_func must be a function, not {loss_func!r}')
-        self._counts_all = weight is None and not is_usual
-        self._weight: Callable = weight or (
-            (lambda target: (target != -1).sum()) if is_usual else len)
-        self._targets: list[Any] = []
-        self.found: Reports = {}
-
-    def begin(self, targets: list[Any]) -> list[float]:
-        """Starts a batch; the weight of each micro-batch in the loss."""
-        self._targets, self.found = targets, {}
-        return [checked_weight(self._weight(target)) for target in targets]
-
-    def run(self, calls: _Pass, micro_batch: int, outputs: tuple
-            ) -> tuple[chainer.Variable]:
-        """The loss of a micro-batch; notes reports, means over samples."""
-        calls.counts_all = self._counts_all
-        found: dict[str, Any] = {}
-        target = self._targets[micro_batch]
-        with _Reporter().scope(found):
-            loss = self._function(*outputs, target)
-        calls.counts_all = False
-        if not isinstance(loss, chainer.Variable) or loss.size != 1:
-            raise ValueError(
-                f'it returned {type(loss).__name__} of shape '
-                f'{getattr(loss, "shape", "unknown")}; it must return a '
-                'scalar variable, the mean over a micro-batch')
-        for name, value in found.items():
-            add(self.found, name, report_of(value, len(target)))
-        return (loss,)

@@ -6,7 +6,7 @@
 #
 # Two decisions of Chainer's optimizers look at all parameters: the norm of the
 # gradient for clipping, and whether an update is skipped because a gradient is
-# not finite (dynamic loss scaling).  The hooks here make them over all stages.
+# not finite (dynamic loss scaling).  Here they are made over all stages.
 # Where several stages use one parameter, each gets the sum of its gradients.
 from __future__ import annotations
 
@@ -21,30 +21,16 @@ import numpy
 from chainer.optimizer_hooks import GradientClipping, GradientNoise
 from mpi4py import MPI
 
-from ..mpi.agreement import (
-    Meeting,
-    agree,
-    digest,
-    raised_by_all,
-    with_common,
-)
+from ..mpi.agreement import Meeting, agree, digest, raised_by_all, with_common
 from ..mpi.world import shown, stderr, wait_until_read
 from .channel import RemoteError
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
-         'hooks of the optimizer, one snapshot to resume from.')
+         'optimizer, hooks and schedules, one snapshot to resume from.')
 
 
 class NotTraced(ValueError):
     """A model cannot be divided for a batch; raised before any work."""
-
-
-class NotPassedOn(ValueError):
-    """A batch has not come to all ranks of a pipeline."""
-
-
-#: What is raised on all ranks: the first kind that one has found.
-_KINDS: tuple[type[ValueError], ...] = NotPassedOn, NotTraced, ValueError
 
 
 class Meetings:
@@ -80,16 +66,15 @@ class Meetings:
         error = next((one for one in errors if not isinstance(
             one, Exception)), errors[0] if errors else None)
         text = '; '.join([
-            str(one) if str(one) and type(one) in _KINDS
+            str(one) if str(one) and type(one) in (NotTraced, ValueError)
             else f'{type(one).__name__}: {one}' for one in errors])
-        texts, digests, values, kinds = zip(*self._exchange(comm, (
+        texts, digests, values, untraced = zip(*self._exchange(comm, (
             text, digest(with_common(comm, entries)), value,
-            min([_KINDS.index(type(one)) for one in errors
-                 if type(one) in _KINDS], default=len(_KINDS) - 1))),
-            strict=True)
+            NotTraced in map(type, errors))), strict=True)
         if any(texts) or len(set(digests)) > 1:
             try:
-                agree(comm, entries, text, _SAME, _KINDS[min(kinds)])
+                agree(comm, entries, text, _SAME,
+                      NotTraced if any(untraced) else ValueError)
             except ValueError as together:
                 if error is not None and not isinstance(error, Exception):
                     raise error from None
@@ -148,8 +133,6 @@ def show_traceback(comm: MPI.Comm) -> None:
 
 Add = Callable[[float], float]
 
-_NAME = 'whole model'
-
 
 def decide_together(optimizer: Any, add: Add) -> None:
     """Makes an optimizer decide with those of the other stages.
@@ -157,15 +140,20 @@ def decide_together(optimizer: Any, add: Add) -> None:
     ``add`` sums a number over the stages of a pipeline, on all ranks.  Call it
     before every update, as hooks may have been added since the last.
     """
+    def check() -> None:
+        """All stages skip an update if one stage's gradient is not finite."""
+        type(optimizer).check_nan_in_grads(optimizer)
+        if optimizer._loss_scaling_is_dynamic:
+            skip = add(float(optimizer._loss_scaling_isnan)) > 0
+            optimizer._loss_scaling_isnan = skip
+            optimizer._loss_scaling_isnan_ever |= skip
+    optimizer.check_nan_in_grads = check
     hooks = optimizer._hookable._pre_update_hooks
-    if _NAME not in hooks:
-        optimizer.add_hook(_SkipTogether(), _NAME)
-        hooks.move_to_end(_NAME, last=False)
     for name, hook in hooks.items():
         # Chainer has a second class of it, chainer.optimizer's.
         if type(hook).__call__ is GradientClipping.__call__:
             hook = hooks[name] = _ClipTogether(hook)
-        if isinstance(hook, (_SkipTogether, _ClipTogether)):
+        if isinstance(hook, _ClipTogether):
             hook.add = add          # an optimizer may get other ranks
 
 
@@ -194,9 +182,12 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
                 'parameters and gradients of one stage only; use chainer\'s '
                 'GradientClipping, which looks at all stages, or a hook of '
                 'each parameter (call_for_each_param = True)')
-    return {'the gradient clipping': ', '.join(
-        name for name, hook in own
-        if isinstance(hook, GradientClipping)) or 'none',
+    kind = type(getattr(optimizer, 'actual_optimizer', optimizer)).__name__
+    return {
+        'the optimizer': f'{kind} with {optimizer.hyperparam}',
+        'the gradient clipping': ', '.join(
+            name for name, hook in own
+            if isinstance(hook, GradientClipping)) or 'none',
         'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
 
 
@@ -206,20 +197,6 @@ def _hooks(owner: Any) -> list[tuple[str, Any]]:
     return [] if hookable is None else [
         *hookable._pre_update_hooks.items(),
         *hookable._post_update_hooks.items()]
-
-
-class _SkipTogether:
-    """All stages skip an update if one stage's gradient is not finite."""
-
-    timing, call_for_each_param = 'pre', False
-    add: Add
-
-    def __call__(self, optimizer: Any) -> None:
-        # Chainer has looked at this stage's gradients just before.
-        if optimizer._loss_scaling_is_dynamic:
-            skip = self.add(float(optimizer._loss_scaling_isnan)) > 0
-            optimizer._loss_scaling_isnan = skip
-            optimizer._loss_scaling_isnan_ever |= skip
 
 
 class _ClipTogether(GradientClipping):
@@ -272,23 +249,23 @@ def tied_gradients(stage: int, ties: Mapping[int, tuple[int, ...]],
             for _, one in (model.namedparams() if ties else ())
             if id(one) in ties}.values()
 
-    def send(to_home: bool) -> None:
+    with waits():
         for parameter, home, *others in tied:
-            for other in others if home == stage else [home]:
-                if (home == stage) != to_home:
-                    channels.send((parameter.grad,), other)
-                    continue
-                gradient, = channels.receive(other)
-                if parameter.grad is None or not to_home:
+            if home != stage:
+                channels.send((parameter.grad,), home)
+                parameter.cleargrad()       # there is nothing to average
+                continue
+            for gradient, in map(channels.receive, others):
+                if parameter.grad is None:
                     parameter.grad = gradient
                 elif gradient is not None:
                     parameter.grad += gradient
-        channels.flush()        # an update may write to what was sent
-    with waits():
-        send(to_home=True)
-    for parameter, home, *_ in tied:
-        if home != stage:       # there is nothing to average
-            parameter.cleargrad()
     yield
     with waits():
-        send(to_home=False)
+        for parameter, home, *others in tied:
+            if home != stage:
+                parameter.grad, = channels.receive(home)
+                continue
+            for other in others:
+                channels.send((parameter.grad,), other)
+        channels.flush()        # an update may write to what was sent

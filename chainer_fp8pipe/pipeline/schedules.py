@@ -205,7 +205,8 @@ def recomputed(recompute: Any, last: int) -> frozenset[int]:
     """
     each = ((recompute,) * (last + 1) if isinstance(recompute, bool)
             else recompute)
-    if not isinstance(each, tuple) or len(each) != last + 1:
+    if not isinstance(each, tuple) or len(each) != last + 1 or any(
+            one not in (True, False) for one in each):
         raise ValueError('recompute must be True, False or a tuple with one '
                          f'of these for each of {last + 1} chunks, not '
                          f'{recompute!r}')

@@ -76,8 +76,9 @@ class Stage:
             train: Whether to keep what a backward pass needs.
         """
         self._places, self._slopes, self._train = places, slopes, train
-        for micro_batch, arrays in enumerate(inputs):
-            self._kept['activation', micro_batch, -1] = arrays
+        if 0 in self._parts:
+            for micro_batch, arrays in enumerate(inputs):
+                self._kept['activation', micro_batch, -1] = arrays
         for kind, micro_batch, number in schedule.actions[self.channels.rank]:
             if kind is Kind.FORWARD:
                 self._forward(micro_batch, number)

@@ -1,7 +1,7 @@
 """``Pipeline``: one step of a pipeline over all its ranks."""
 # A step of training, on every rank:
 #
-#   the batch     goes from the first stage from rank to rank, in messages
+#   the batch     goes from the first stage to the others, in messages
 #   meeting 1     all have read, and are about to do the same
 #   the schedule  forward and backward of all micro-batches, by messages
 #   meeting 2     all are well; the means of what was reported
@@ -34,16 +34,14 @@ from chainermn.optimizers import (
 from ..mpi.agreement import is_raised_by_all, raise_together
 from ..mpi.grid import Group, ProcessGrid, grid_of
 from ..mpi.watch import updates
-from ..mpi.world import enter_world
 from ..report.stream import stream_of
 from .adapter import Adapter, Batch, adapter_of
 from .backprop import Arrays
-from .channel import BATCH, Channels, RemoteError, describe
+from .channel import ANY, BATCH, Channels, RemoteError, describe
 from .layers import blame, kind_of
 from .means import of_all
 from .meetings import (
     Meetings,
-    NotPassedOn,
     NotTraced,
     decide_together,
     decisions,
@@ -88,7 +86,6 @@ class Pipeline:
                  micro_batches: int | None = None,
                  schedule: str | None = None, recompute: Any = None,
                  seed: int = 0, device: Any = None, **options: Any) -> None:
-        enter_world()
         self.grid = grid = grid_of(comm)
         model: Any = getattr(optimizer, 'target', None)
         plan = getattr(model, 'plan', None)
@@ -103,6 +100,10 @@ class Pipeline:
             if not isinstance(seed, numbers.Integral):
                 raise TypeError(f'seed must be an integer, not {seed!r}')
             found = adapter_of(optimizer, grid, **options)
+            for name, value in options.items():
+                if value is not None and not callable(value):
+                    raise TypeError(f'{name} must be a function, not '
+                                    f'{value!r}')
             _check_replicas(optimizer, grid)
             last = grid.stages * found.chunks - 1
             again = recomputed(given['recompute'], last)
@@ -201,26 +202,40 @@ class Pipeline:
     def _run(self, step: str, read: Callable[[], Batch],
              method: str | None = None) -> Any:
         """The result of a step: ``'train'``, ``'evaluate'``, ``'predict'``."""
-        with _uncollected(), self._channels.moving(self._model.device):
+        meetings = self._meetings
+        with _uncollected(), self._channels.moving():
             batch, total = self._open(step, read, method)
-            with self._failing_together(step):
+            try:
                 return self._carry_out(step, batch, total)
+            except BaseException as error:      # on all ranks
+                # The others hear of it in their next meeting, or where they
+                # wait for this rank, and raise a RemoteError.
+                try:
+                    if not (isinstance(error, RemoteError)
+                            and is_raised_by_all(error)):
+                        self._give_up(step, str(error))
+                        meetings.meet(self._comm(step), error=error)
+                    raise
+                finally:
+                    self._channels.renew()
+                    if step != 'train':     # which alone changes something
+                        meetings.broken = ''
 
     def _carry_out(self, step: str, batch: Batch, total: float) -> Any:
         """What follows the first meeting; the result."""
         comm, adapter, train = self._comm(step), self._adapter, step == 'train'
+        grid = self.grid
         scale = self.optimizer._loss_scale if train else None
         if train:
             self._model.cleargrads()
         slopes = [weight / (total or 1.0) * (1.0 if scale is None else scale)
                   for weight in adapter.weights]
+        schedule = self.schedule if train else make_schedule(
+            'forward', grid.stages, batch.micro_batches, self.schedule.chunks)
         with _mode(step):
             outputs = self._stage.run(
-                self.schedule if train else make_schedule(
-                    'forward', self.grid.stages, batch.micro_batches,
-                    self.schedule.chunks),
-                batch.rows(batch.inputs) if self.grid.stage_index == 0 else [],
-                self._places(batch), slopes, train)
+                schedule, batch.rows(batch.inputs), self._places(batch),
+                slopes, train)
         if train:
             self._stage.finish(scale)
         joined: Arrays = ()
@@ -234,7 +249,7 @@ class Pipeline:
         result: Any = (
             self._update(everyone) if train
             else adapter.report(of_all(everyone)) if step == 'evaluate'
-            else adapter.formed(self._handed_out(joined)))
+            else adapter.formed(self._on_all(joined, grid.stages - 1)))
         self._meetings.meet(comm)
         return result
 
@@ -263,38 +278,13 @@ class Pipeline:
             optimizer.update()
         return named
 
-    def _handed_out(self, outputs: Arrays) -> Arrays:
-        """The last stage's outputs, on all."""
-        last = self.grid.stages - 1
-        if not self._is_last:
-            return self._channels.receive(last)
-        for rank in range(last):
-            self._channels.send(outputs, rank)
-        self._channels.flush()
-        return outputs
-
-    @contextlib.contextmanager
-    def _failing_together(self, step: str) -> Iterator[None]:
-        """A block that may fail on this rank alone, up to its next meeting.
-
-        The others hear of it there, or where they wait for this one, and raise
-        :class:`RemoteError`.  What does not train has changed nothing: what
-        follows it has new channels, which nothing of it can reach.
-        """
-        meetings = self._meetings
-        try:
-            yield
-        except BaseException as error:      # on all ranks
-            try:
-                if not (isinstance(error, RemoteError)
-                        and is_raised_by_all(error)):
-                    self._give_up(step, str(error))
-                    meetings.meet(self._comm(step), error=error)
-                raise
-            finally:
-                self._channels.renew()
-                if step != 'train':
-                    meetings.broken = ''
+    def _on_all(self, arrays: Arrays, stage: int, tag: int = ANY) -> Arrays:
+        """What one stage has, on all; all have it by the next meeting."""
+        if self.grid.stage_index != stage:
+            return self._channels.receive(stage, tag)
+        for rank in {*range(self.grid.stages)} - {stage}:
+            self._channels.send(arrays, rank, tag)
+        return arrays
 
     def _give_up(self, step: str, text: str) -> None:
         """Makes ranks that wait for this one fail, too."""
@@ -330,9 +320,9 @@ class Pipeline:
             with meetings.noting(), self._waits():
                 try:
                     batch = self._pass_on(batch)
-                except Exception as error:  # the next rank waits for it
+                except Exception as error:  # others may wait for it
                     self._channels.fail(str(error))
-                    raise NotPassedOn(
+                    raise ValueError(
                         'the batch was not passed on: '
                         f'{type(error).__name__}: {error}') from error
         if not meetings.errors and batch.micro_batches:
@@ -359,10 +349,9 @@ class Pipeline:
                 raise NotTraced(
                     'the ranks of a pipeline have recorded other calls, which '
                     'must not depend on the rank')
-        except BaseException as error:
+        except BaseException:       # on all ranks
             adapter.end('before')
-            if isinstance(error, NotPassedOn):
-                self._channels.renew()
+            self._channels.renew()  # the batch may have been lost on its way
             raise
         # The mean over replicas divides once more.
         return batch, sum(said[-1][1] for said in pipelines) / len(pipelines)
@@ -426,13 +415,9 @@ class Pipeline:
         return batch
 
     def _pass_on(self, batch: Batch) -> Batch:
-        """The batch, from each stage to the next."""
-        channels, rank = self._channels, self.grid.stage_index
-        words, *arrays = channels.receive(rank - 1, BATCH) if rank else (
-            _words(batch), *batch.arrays)
-        if not self._is_last:
-            channels.send((words, *arrays), rank + 1, BATCH)
-        return batch if rank == 0 else pickle.loads(
+        """The first stage's batch, on all."""
+        words, *arrays = self._on_all((_words(batch), *batch.arrays), 0, BATCH)
+        return batch if self.grid.stage_index == 0 else pickle.loads(
             words.tobytes())._replace(arrays=arrays)
 
     def _places(self, batch: Batch) -> list[Place]:
@@ -455,25 +440,21 @@ def _uncollected() -> Iterator[None]:
     The collector would look at them again and again, and find none: that was
     a tenth of a step of an encoder of 500 calls.
     """
-    was_enabled = gc.isenabled()
+    restore = gc.enable if gc.isenabled() else gc.disable
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        restore()
 
 
 @contextlib.contextmanager
 def _mode(step: str) -> Iterator[None]:
     """A block with Chainer's settings for a step, which draws for itself."""
-    with preserved():
-        if step == 'train':
-            yield
-        else:
-            with chainer.using_config('train', False), \
-                    chainer.no_backprop_mode():
-                yield
+    with preserved(), contextlib.ExitStack() as stack:
+        for name in ('train', 'enable_backprop') if step != 'train' else ():
+            stack.enter_context(chainer.using_config(name, False))
+        yield
 
 
 def _either(arrays: tuple, named: dict[str, Any]) -> Any:

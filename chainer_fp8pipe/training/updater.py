@@ -97,9 +97,10 @@ class PipelineUpdater(StandardUpdater):
             twice; or a tuple with a bool for each chunk.  Default: False, or
             for a planned model that of its plan.
         loss_weight: ``loss_weight(target)``, the weight of a micro-batch in
-            the mean loss.  Default: its labels that ``loss_func`` does not
-            ignore, or else its samples.  With a model that :func:`partition`
-            has cut, ``loss_weight(*batch)``.
+            the mean loss.  Default: its labels that
+            ``softmax_cross_entropy`` does not ignore, or else its samples.
+            With a model that :func:`partition` has cut,
+            ``loss_weight(*batch)``; default: what all losses in it ignore.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
         seed: Of random numbers in layers and loss, such as dropout masks.
@@ -145,9 +146,10 @@ class PipelineUpdater(StandardUpdater):
             self.pipeline.grid, self.pipeline.schedule, self.pipeline.events)
 
         def start() -> None:
-            if iterator is None and self.grid.stage_index == 0:
-                raise ValueError(
-                    'the ranks of the first stage need an iterator')
+            if self.grid.stage_index == 0 and not isinstance(
+                    iterator, (chainer.dataset.Iterator, dict)):
+                raise ValueError('the ranks of the first stage need an '
+                                 f'iterator, not {type(iterator).__name__}')
             super(PipelineUpdater, self).__init__(
                 FollowingIterator(iterator) if self.grid.stage_index
                 else iterator, optimizer, converter, device,

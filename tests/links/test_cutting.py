@@ -56,8 +56,8 @@ def test_shared_parameters_count_where_they_are_first():
     model = Divisible(
         link, later, link, tied(link), later, F.relu, link.forward,
         chainer.Chain(a=later, b=L.Linear(1, 1)),
-        Divisible(lazy(L.Linear, 2, 2), L.Linear(None, 2)))
-    assert model.sizes() == [6, 12, 0, 2, 0, 0, 0, 2, None]
+        Divisible(lazy(L.Linear, 2, 2), L.Linear(1, 2)))
+    assert model.sizes() == [6, 12, 0, 2, 0, 0, 0, 2, 10]
 
 
 def merit(costs, counts):

@@ -1,10 +1,10 @@
 """The loss behind layers: its mean, gradient, weights and reports."""
+import types
+
+from chainer_fp8pipe import Divisible
+from chainer_fp8pipe.pipeline.adapter import LayersAdapter
 from chainer_fp8pipe.pipeline.backprop import InParameters
-from chainer_fp8pipe.pipeline.layers import (
-    LayerError,
-    LayersLoss,
-    LayersPart,
-)
+from chainer_fp8pipe.pipeline.layers import LayerError, LayersPart
 from chainer_fp8pipe.pipeline.means import weights_of
 from chainer_fp8pipe.pipeline.randomness import Place
 
@@ -18,10 +18,17 @@ from hypothesis import strategies as st
 PLACE = Place(0, 0, 0, 0)
 
 
-def part_of(loss):
+def adapter_of(loss=None):
+    """The adapter of a layer on one rank, with a loss function."""
+    return LayersAdapter(
+        Divisible(F.identity).share(0, 1),
+        types.SimpleNamespace(stage_index=0, stages=1), loss_func=loss)
+
+
+def part_of(adapter):
     """A layer that does nothing, and is not the first one."""
     part = LayersPart([(1, lambda x: x)])
-    part.loss = loss
+    part.loss = adapter.loss
     return part
 
 
@@ -36,10 +43,10 @@ def test_parts_give_the_loss_and_gradient_of_the_whole(
     whole = chainer.Variable(outputs)
     loss = F.softmax_cross_entropy(whole, target)
     loss.backward()
-    functions = LayersLoss(None, None)
+    functions = adapter_of()
     ends, mean, gradients = np.cumsum(sizes)[:-1], 0, []
-    weights = functions.begin(np.split(target, ends))
-    shares = np.divide(weights, sum(weights) or 1)
+    functions.begin(np.split(target, ends))
+    shares = np.divide(functions.weights, sum(functions.weights) or 1)
     part = part_of(functions)
     for number, y in enumerate(np.split(outputs, ends)):
         tape, (found,) = part.record(number, (y,), PLACE)
@@ -52,7 +59,7 @@ def test_parts_give_the_loss_and_gradient_of_the_whole(
     if (target >= 0).any():
         assert mean == pytest.approx(float(loss.array), rel=1e-5)
         accuracy = F.accuracy(outputs, target)
-        assert functions.found['accuracy'].mean() == (
+        assert functions._found['accuracy'].mean() == (
             pytest.approx(float(accuracy.array), rel=1e-5))
 
 
@@ -80,7 +87,7 @@ WEIGHT = r'pass loss_weight=lambda t: \(t != 1\)\.sum\(\)'
 @pytest.mark.parametrize('graph', [True, False])
 def test_a_loss_that_has_no_mean_is_an_error(loss, said, graph):
     """Also in evaluation, where there is no graph."""
-    functions = LayersLoss(loss, None)
+    functions = adapter_of(loss)
     functions.begin([np.array([0, 1], 'i')])
 
     def run():
@@ -98,8 +105,9 @@ def test_a_loss_that_has_no_mean_is_an_error(loss, said, graph):
     (F.softmax_cross_entropy, 2), (F.mean_squared_error, 4)])
 def test_labels_count_in_the_usual_loss_and_samples_in_others(
         function, expected):
-    loss = LayersLoss(function, None)
-    assert loss.begin([np.array([0, -1, 7, -1]), np.zeros(9)]) == [expected, 9]
+    functions = adapter_of(function)
+    functions.begin([np.array([0, -1, 7, -1]), np.zeros(9)])
+    assert functions.weights == [expected, 9]
 
 
 @pytest.mark.parametrize(('labels', 'sizes', 'replicas', 'weights'), [

@@ -130,7 +130,8 @@ def test_what_is_recomputed(given, chunks):
     assert recomputed(given, 2) == chunks
 
 
-@pytest.mark.parametrize('given', ['sometimes', (), (True,), (True, False)])
+@pytest.mark.parametrize('given', [
+    'sometimes', (), (True,), (True, False), ('yes', 'no', 'no')])
 def test_an_unknown_choice_is_an_error_that_lists_the_known(given):
     with pytest.raises(ValueError, match='recompute must be True, False or a '
                                          'tuple .* of 3 chunks, not'):

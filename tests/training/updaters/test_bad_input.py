@@ -190,6 +190,10 @@ def clipping(job):
         job.optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.0))
 
 
+def faster(job):
+    job.optimizer.lr *= 1 + job.comm.rank
+
+
 #: Of a list of layers.
 LAYERS = {
     **{f'option {name}': (said, lambda comm, given={name: value}: Job(
@@ -225,6 +229,8 @@ LAYERS = {
         loss_func=lambda y, t: F.mean_squared_error(y, t.astype('f')))),
     'small batch': ('a batch of 8 cannot be cut into 9 micro-batches; lower',
                     lambda comm: update(comm, micro_batches=9)),
+    'no iterator': ('first stage need an iterator, not list',
+                    lambda comm: update(comm, iterator=[1])),
     'data': ('OSError: unreadable', lambda comm: update(comm, data=Broken())),
     'no target': ('a tuple of inputs and, last, the target; .*of 1 arrays',
                   lambda comm: update(comm, data=dataset(8)[0])),
@@ -234,6 +240,8 @@ LAYERS = {
        for value in (-1.0, np.nan, np.inf)},
     'clipping': ('the gradient clipping is',
                  lambda comm: update(comm, before=clipping)),
+    'rates': (r'is MomentumSGD with Hyper\S+lr=0.1, .* on rank 0 but .*lr=0.2',
+              lambda comm: update(comm, before=faster)),
     'loss scaling': ('dynamic loss scaling is', lambda comm: update(
         comm, before=lambda job: job.optimizer.loss_scaling(
             scale=None if comm.rank else 1.0))),

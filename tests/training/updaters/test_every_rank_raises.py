@@ -15,6 +15,7 @@ from chainer_fp8pipe import (
 )
 from chainer_fp8pipe.links import Divisible
 from chainer_fp8pipe.pipeline import channel
+from chainer_fp8pipe.pipeline.step import Pipeline
 
 import chainer
 import chainer.functions as F
@@ -298,6 +299,17 @@ def test_while_a_batch_is_passed_on(comm, step):
     with mock.patch.object(channel, 'empty_wire', memory):
         everywhere(comm, updater, step, 'message', comm.rank == 1,
                    MemoryError('here'))
+
+
+@on_ranks(2, timeout=60)
+def test_two_failures_of_a_rank_are_both_said(comm):
+    """And what follows has channels without messages of that."""
+    pipeline = Pipeline(SGD().setup(Layers().stage(comm, 'layers')), comm,
+                        micro_batches=2)
+    with mock.patch.object(channel, 'empty_wire', side_effect=MemoryError(
+            'full')), pytest.raises(ValueError, match='1: method=.*; .*full'):
+        pipeline.predict(X, method='x' * comm.rank or None)
+    pipeline.predict(X)
 
 
 class Normalised(Chain):
