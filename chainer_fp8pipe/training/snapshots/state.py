@@ -392,7 +392,8 @@ def wanted(parts: list[Manifest], rank: int, current: State,
         if key in own and key.startswith(
                 (_ITERATOR, _LENGTH, 'job/of iterator/', _RANDOM)):
             source = rank
-        elif key.startswith((_COMMUNICATOR, _RANDOM)) or (
+        elif key.startswith(_COMMUNICATOR) or (
+                key.partition('#')[0] == _RANDOM) or (
                 key.startswith(_ITERATOR) and key.endswith('/order')) or (
                 key.startswith(MODEL) and key not in current) or (
                 key.startswith((_OPTIMIZER, _KEPT)) and '/' in about
@@ -408,7 +409,14 @@ def fit(state: State, current: State) -> None:
     One with another number of samples than it had, such as the share of one
     of two ranks in place of four, goes on at the same share of its epoch.  It
     keeps the order that it has drawn, unless this rank had one as long.
+    What a link has of its last batch, which may have had another size, goes.
     """
+    for key in state:
+        if key.startswith(f'{_RANDOM}/') and '#' not in key:
+            kind, kept = json.loads(state[key].tobytes())
+            state[key] = as_json([kind, {
+                name: one for name, one in kept.items()
+                if not isinstance(one, list) or one[0] != 'Variable'}])
     for key in [key for key in current if key.startswith(_LENGTH)]:
         order, place = (key.replace(_LENGTH, _ITERATOR) + what
                         for what in ('/order', '/current_position'))

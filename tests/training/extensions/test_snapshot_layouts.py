@@ -321,6 +321,45 @@ def test_an_order_and_random_numbers_go_on_where_they_were(
 
 # --- bad input ---------------------------------------------------------------
 
+class Remembering(chainer.Chain):
+    """Has a number, and a state as long as its last batch, as L.LSTM."""
+
+    h, factor = None, 1.0
+
+    def __init__(self):
+        super().__init__(layer=L.Linear(3, 3))
+
+    def reset_state(self):
+        self.h = None
+
+    def forward(self, x):
+        y = self.layer(x) * self.factor
+        if self.h is not None:
+            y += self.h
+        self.h = chainer.Variable(y.array)
+        self.factor /= 2
+        return y
+
+
+@on_ranks(2)
+def test_a_state_of_a_batch_is_left_and_numbers_go_on(comm, tmp_path):
+    alone = comm.Split(comm.rank)
+    for ranks, batch in (comm, 2), (alone, 4):
+        model = Remembering()
+        trainer = Trainer(chainer.training.StandardUpdater(
+            chainer.iterators.SerialIterator(data(8), batch),
+            chainer.optimizers.SGD().setup(model),
+            loss_func=lambda x, model=model: F.sum(model(x))),
+            (3, 'iteration'), str(tmp_path))
+        if ranks is comm:
+            trainer.run()
+            save(trainer, comm, tmp_path)
+    with pytest.warns(UserWarning, match='another layout'):
+        assert resume(trainer, alone, str(tmp_path)) == 3
+    assert (model.h, model.factor) == (None, 0.125)
+    alone.Free()
+
+
 @on_ranks(4)
 def test_a_model_that_does_not_fit_is_named_on_all_ranks(comm, tmp_path):
     """And the trainer stays as it was."""
