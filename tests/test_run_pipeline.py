@@ -187,6 +187,8 @@ REFUSED = {1: [
      'training.StandardUpdater(iterator, optimizer)',
      'must return its loss'),
 ], 2: [
+    ('from mpi4py import MPI\nif MPI.COMM_WORLD.rank: model.disable_update()\n'
+     + _UPDATER, 'update of parameter /predictor/0/W is (True'),
     ('def norm(optimizer): pass\n'
      "optimizer.add_hook(norm, 'norm', 'pre')" + _UPDATER,
      "the hook 'norm', a function, would see"),

@@ -92,7 +92,8 @@ class ChainAdapter(Adapter):
         self._method: Callable | None = None
         # What a step that has begun gathers.
         self._statistics: BatchStatistics | None = None
-        self._compares = loss_weight is None
+        #: Kinds of batches whose loss was compared with that of parts.
+        self._compared: frozenset[str] = frozenset()
 
     def parts(self) -> dict[int, Chunk]:
         """This rank's parts of the model, by number of chunk."""
@@ -152,11 +153,14 @@ class ChainAdapter(Adapter):
         if self._loss_weight is not None and step != 'predict':
             given = [checked_weight(self._loss_weight(*args, **kwargs))
                      for args, kwargs in batches]
-        if step == 'train' and self._compares:
-            self._compares = False
+        if step == 'train' and self._loss_weight is None and (
+                found := _kinds(batch.arrays, [*args, *kwargs.values()])
+                - self._compared):
+            self._compared |= found
             if len(batches) * self._grid.replicas > 1:
                 # On all ranks: what forward counts must stay alike.
-                text = why_no_mean(function, args, kwargs, part.names)
+                text = why_no_mean(function, args, kwargs, part.names,
+                                   part.state)
                 if text and self._is_last and not self._grid.replica_index:
                     line = next(frames_of_users(sys._getframe()))
                     warnings.warn_explicit(text, UserWarning,
@@ -242,6 +246,7 @@ class ChainAdapter(Adapter):
             # A script may ask L.Classifier for the loss of the last batch.
             last = vars(link).get(key)
             if is_placeholder(nested.array_of(last)) and (
+                    key not in link._params) and (
                     (path, key) not in self._partition.state.read):
                 vars(link)[key] = chainer.Variable(
                     link.xp.asarray(value, last.dtype))
@@ -265,6 +270,18 @@ class ChainAdapter(Adapter):
         for program in self.programs:
             program.forget()
         self._statistics, self.programs = None, []
+
+
+def _kinds(arrays: list[Any], given: list[Any]) -> frozenset[str]:
+    """What a batch has that a loss may leave out of its mean."""
+    return frozenset(kind for kind, is_there in (
+        ('any', True),
+        ('left out', any(not (array if array.dtype.kind == 'b' else array >= 0
+                              ).all() for array in arrays
+                         if array.dtype.kind in 'ib')),
+        ('of other lengths', any(len({getattr(sample, 'shape', None)
+                                      for sample in one}) > 1 for one in given
+                                 if not hasattr(one, 'shape')))) if is_there)
 
 
 def _host(array: Any) -> numpy.ndarray:

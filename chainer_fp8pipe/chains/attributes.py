@@ -3,23 +3,27 @@
 # partition() runs forward on an example, and a link's own code on made-up
 # values, and nothing must be seen of it later: a counter, a list, a generator
 # of random numbers, a running mean.  So links get deep copies for that time,
-# all made together, as links may share what is in them.  Links, parameters,
-# variables, placeholders and what copy.deepcopy refuses (threads, files, other
-# ranks) stay as they are.
+# all made together, as links may share what is in them, and so do numbers,
+# lists and generators among the variables of their modules.  Links,
+# parameters, variables, placeholders and what copy.deepcopy refuses (threads,
+# files, other ranks) stay as they are.
 #
 # In a step, the next batch's same micro-batch goes on from what the samples of
 # this one have left: an LSTM's state, which is a placeholder, and whose maker
 # has kept it; or their raw arrays.  The gradient ends there, as after
 # Chainer's `unchain_backward`.  A computed value without samples, such as a
 # running mean, is refused.  Which is which shows an example with one sample
-# more: other shapes.  Python's own things (a counter, a list of numbers)
-# go on from micro-batch to micro-batch, as in one process.
+# more: other shapes.  So do numbers and lists of numbers: those that move as
+# before, such as a count of batches, move once a batch; others, such as a
+# count of samples, and generators go on from micro-batch to micro-batch.
 from __future__ import annotations
 
 import collections
 import contextlib
 import copy
+import itertools
 import random
+import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,11 +42,12 @@ CHAINERS = frozenset(('_params', '_persistent', '_children', '_device',
 OBSERVER = '\0/'
 #: Packages whose objects have threads or other ranks behind them.
 _FOREIGN = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe', 'mpi4py'))
-_SIMPLE = frozenset((int, float, bool, str, type(None)))
+_SIMPLE = int, float, bool, str, type(None)
 _CONTAINERS = list, dict, set, collections.deque
+_GENERATORS = (numpy.random.RandomState, numpy.random.Generator, random.Random)
 
 
-def _copies(links: Mapping[str, chainer.Link]
+def _copies(links: Mapping[str, chainer.Link], function: Any = None
             ) -> tuple[dict[str, dict[str, Any]], list[Any]]:
     """Copies of attributes, and everything that was copied."""
     found = {path: dict(vars(link)) for path, link in links.items()}
@@ -52,6 +57,14 @@ def _copies(links: Mapping[str, chainer.Link]
     # Those behind NumPy's and Python's functions, which a pass seeds anew.
     memo: dict[int, Any] = {id(one): one for one in (
         numpy.random.mtrand._rand, vars(random)['_inst'], *links.values())}
+    for module, variables in _others(links, function).items():
+        found[module] = {
+            name: value if type(value) in _SIMPLE else memo.setdefault(
+                id(value), copy.deepcopy(value) if isinstance(
+                    value, _GENERATORS) else copy.copy(value))
+            for name, value in variables.items()
+            if isinstance(value, _SIMPLE + _CONTAINERS + _GENERATORS)
+            and not name.startswith('__')}
     # What cannot be written to may be large: a file in memory, say.
     memo.update((id(leaf), leaf) for _, _, value in values
                 for leaf in ([value] if isinstance(value, chainer.Variable)
@@ -67,34 +80,68 @@ def _copies(links: Mapping[str, chainer.Link]
     return found, memo.get(id(memo), [])    # deepcopy keeps originals there
 
 
-def copied(links: Mapping[str, chainer.Link]) -> dict[str, dict[str, Any]]:
-    """Copies of the attributes that links have now, by path and name."""
-    return _copies(links)[0]
+def copied(links: Mapping[str, chainer.Link], function: Any = None
+           ) -> dict[str, dict[str, Any]]:
+    """Copies of what links keep now, by path and name.
+
+    And of numbers, lists and generators that their modules and ``function``,
+    which calls the model, keep.
+    """
+    return _copies(links, function)[0]
 
 
 def set_attributes(links: Mapping[str, chainer.Link],
-                   state: dict[str, dict[str, Any]]) -> None:
-    """Gives links these attributes and no others."""
+                   state: dict[str, dict[str, Any]], function: Any = None
+                   ) -> None:
+    """Sets what :func:`copied` gives; links get no others."""
+    others = _others(links, function)
     for path, own in state.items():
-        vars(links[path]).clear()
-        vars(links[path]).update(own)
+        if path in links:
+            vars(links[path]).clear()
+        (vars(links[path]) if path in links else others[path]).update(own)
+
+
+def _others(links: Mapping[str, chainer.Link], function: Any
+            ) -> dict[str, dict[str, Any]]:
+    """The variables of the links' modules, and a function's attributes."""
+    kinds = {kind for link in links.values() for kind in type(link).__mro__}
+    found = {one.__module__: one.__globals__ for one in itertools.chain(
+        [function], *(vars(kind).values() for kind in kinds))
+             if isinstance(one, types.FunctionType)
+             and str(one.__module__).partition('.')[0] not in _FOREIGN}
+    if hasattr(function, '__dict__') and not isinstance(
+            function, chainer.Link):
+        found['loss_func'] = vars(function)
+    return found
 
 
 @contextlib.contextmanager
-def on_copies(links: Mapping[str, chainer.Link]) -> Iterator[None]:
-    """A block in which links have copies of their attributes."""
-    before = {path: dict(vars(link)) for path, link in links.items()}
-    set_attributes(links, copied(links))
+def on_copies(links: Mapping[str, chainer.Link], function: Any = None
+              ) -> Iterator[None]:
+    """A block in which all that :func:`copied` copies is a copy."""
+    now, before = copied(links, function), {
+        path: dict(vars(link)) for path, link in links.items()}
+    before.update({path: {name: variables[name] for name in now[path]}
+                   for path, variables in _others(links, function).items()})
+    set_attributes(links, now, function)
     try:
         yield
     finally:
-        set_attributes(links, before)
+        set_attributes(links, before, function)
 
 
 def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:
     """The generators of random numbers in attributes of links."""
     return [one for one in _copies(links)[1] if isinstance(one, (
         numpy.random.RandomState, numpy.random.BitGenerator, random.Random))]
+
+
+def numbers_of(links: Mapping[str, chainer.Link]) -> dict[Attribute, Any]:
+    """The attributes without arrays that are numbers, or have some."""
+    return {(path, name): _copied(value) for path, link in links.items()
+            for name, value in vars(link).items() if name not in CHAINERS
+            and isinstance(value, (*_SIMPLE, *_CONTAINERS, numpy.generic))
+            and not _arrays_in(value)}
 
 
 def attributes(links: Mapping[str, chainer.Link]) -> dict[Attribute, Any]:
@@ -171,9 +218,10 @@ class State:
     def __init__(self, links: dict[str, chainer.Link]) -> None:
         self._links = links
         #: Attributes that a later program reads, and those with something for
-        #: each sample.
+        #: each sample, or numbers that move once a batch.
         self.read: frozenset[Attribute] = frozenset()
         self.samples: frozenset[Attribute] = frozenset()
+        self.numbers: frozenset[Attribute] = frozenset()
         # By step, of each micro-batch; and what the last one has left.
         self._kept: dict[str, list[dict[Attribute, Any]]] = {}
         self._left: dict[Attribute, Any] = {}
@@ -219,11 +267,18 @@ class State:
         kept.append(found)
 
     def end(self) -> None:
-        """Ends the recording of a step; only training leaves something."""
+        """Ends the recording of a step; training leaves all, others numbers.
+        """
+        now = self._now()
         if self._step == 'train':
-            self._left = self._now()
+            self._left = now
         else:
-            self._set(self._before)
+            self._set(self._before | {
+                key: now[key] for key in self.numbers & now.keys()})
+
+    def put_back(self) -> None:
+        """Has links keep what they did when the step began."""
+        self._set(self._before)
 
     def undo(self) -> None:
         """Takes back the recording of a step that nobody has computed."""
@@ -239,11 +294,11 @@ class State:
 
     def _now(self) -> dict[Attribute, Any]:
         return {(path, name): _copied(vars(self._links[path])[name])
-                for path, name in self.read | self.samples
+                for path, name in self.read | self.samples | self.numbers
                 if name in vars(self._links[path])}
 
     def _set(self, values: Mapping[Attribute, Any]) -> None:
-        for path, name in self.read | self.samples:
+        for path, name in self.read | self.samples | self.numbers:
             own = vars(self._links[path])
             own.pop(name, None)
             if (path, name) in values:
@@ -255,8 +310,15 @@ def _arrays_in(value: Any) -> list[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """A copy of a list or another container, so that it does not grow."""
-    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+    """A copy of a container, and of those in it, so that none grows."""
+    if not isinstance(value, _CONTAINERS):
+        return value
+    found: Any = copy.copy(value)
+    if not isinstance(value, set):
+        for key, one in (value.items() if isinstance(value, dict)
+                         else enumerate(value)):
+            found[key] = _copied(one)
+    return found
 
 
 def _is_same(before: Any, now: Any) -> bool:
@@ -264,4 +326,5 @@ def _is_same(before: Any, now: Any) -> bool:
     if not isinstance(before, _CONTAINERS) or type(before) is not type(now):
         return before is now
     both = [list(map(id, nested.leaves(one)[0])) for one in (before, now)]
-    return len(before) == len(now) and both[0] == both[1]
+    return len(before) == len(now) and both[0] == both[1] and bool(
+        both[0] or before == now)

@@ -167,7 +167,8 @@ class Forms:
                 self._names.of(value) is None):
             raise ValueError(
                 f'{user_line()}: the model uses a parameter that is not among '
-                'its own; register it in init_scope')
+                'its own; register it in init_scope, and give the optimizer '
+                'the whole model (disable_update() freezes links)')
         if is_placeholder(array):
             source = array.source
             if array.program not in (None, self._program):

@@ -21,6 +21,7 @@ from .attributes import (
     State,
     attributes,
     changed,
+    numbers_of,
     on_copies,
     parameters_of,
 )
@@ -88,10 +89,12 @@ class Partition:
         """
         recorder, state, links = self.recorder, self.state, self.names.links
         function = self.loss_func or links['/']
-        with on_copies(links), recorder.placeholders():
-            before = attributes(links)
+        with on_copies(links, function), recorder.placeholders():
+            before, numbers = attributes(links), numbers_of(links)
             program = recorder.record(function, both)
             kept, now = changed(links, before), attributes(links)
+            moved = {key: value for key, value in numbers_of(links).items()
+                     if key not in numbers or numbers[key] != value}
             program.kept = {key: now[key] for key, arrays in kept.items()
                             if any(map(is_placeholder, arrays))}
             program.settle(self.placement.layout_of(program), ())
@@ -105,8 +108,9 @@ class Partition:
                            for source in sources_in(value)))
         kept = {key: arrays for key, arrays in kept.items() if key in (
             state.read) or not all(map(is_placeholder, arrays))}
-        if kept:
-            state.samples = self._with_samples(function, both, kept)
+        if kept or moved:
+            state.samples, state.numbers = self._with_samples(
+                function, both, kept, moved)
         users: dict[str, set[int]] = {}
         for name, chunks in itertools.chain(*[
                 layout.holders.items() for layout in layouts]):
@@ -114,11 +118,14 @@ class Partition:
         return program, users
 
     def _with_samples(self, function: Callable, both: Any,
-                      kept: dict[Attribute, list[Any]]) -> frozenset:
+                      kept: dict[Attribute, list[Any]],
+                      moved: dict[Attribute, Any]
+                      ) -> tuple[frozenset, frozenset]:
         """Which attributes keep something for each sample of a micro-batch.
 
         Those whose form is another one with a sample more; where forward
-        takes so many samples only, those of Chainer's links.
+        takes so many samples only, those of Chainer's links.  And the numbers
+        that are the same then, which move once a batch.
         """
         def shapes(arrays: list[Any]) -> list[tuple[int, ...]]:
             return [array.shape for array in arrays]
@@ -126,18 +133,20 @@ class Partition:
         every = range(len((*args, *kwargs.values())[0]))
         more = [*every, 0]
         try:
-            with on_copies(links), self.recorder.placeholders():
+            with on_copies(links, function), self.recorder.placeholders():
                 before = attributes(links)
                 self.recorder.record(function, (
                     [nested.taken(one, more) for one in args],
                     {name: nested.taken(one, more)
                      for name, one in kwargs.items()}))
-                others = changed(links, before)
+                others, numbers = changed(links, before), numbers_of(links)
         except Exception as error:      # of any class
             why = f'{type(error).__name__}: {error}'
         else:
             return frozenset(key for key, arrays in kept.items() if shapes(
-                arrays) != shapes(others.get(key, [])))
+                arrays) != shapes(others.get(key, []))), frozenset(
+                    key for key, value in moved.items()
+                    if key in numbers and numbers[key] == value)
         found = frozenset(key for key in kept if type(
             links[key[0]]).__module__.startswith('chainer.'))
         for path, name in sorted(kept.keys() - found):
@@ -147,7 +156,7 @@ class Partition:
                     'nobody can tell what of it is of which sample, as '
                     f'forward takes {len(every)} samples only ({why}); train '
                     'with micro_batches=1 (--micro-batches 1)')
-        return found
+        return found, frozenset(moved)
 
     @property
     def is_whole(self) -> bool:

@@ -133,6 +133,12 @@ class Placeholder(nested.Dataless):
 
     __str__ = __repr__
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # What a link keeps of the last batch may be copied with the link.
+        if current() is not None or isinstance(self.source, str):
+            raise looked_at(self, 'pickle')
+        return Placeholder, (self.shape, self.dtype, describe_source(self))
+
     def __hash__(self) -> int:
         return id(self)
 
@@ -166,11 +172,10 @@ def _operator(name: str, swapped: bool = False, in_place: bool = False
 
 
 for _name in ('bool', 'float', 'int', 'index', 'complex', 'iter', 'contains',
-              'round', 'copy', 'deepcopy', 'setitem', 'setattr'):
+              'round', 'copy', 'setitem', 'setattr'):
     setattr(Placeholder, f'__{_name}__', _closed(f'__{_name}__'))
-for _name, _what in (('array', 'numpy.asarray, or an index of another array,'),
-                     ('reduce_ex', 'pickle')):
-    setattr(Placeholder, f'__{_name}__', _closed(_what))
+Placeholder.__array__ = _closed(    # type: ignore[attr-defined]
+    'numpy.asarray, or an index of another array,')
 for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow',
               'matmul', 'and', 'or', 'xor', 'lshift', 'rshift'):
     setattr(Placeholder, f'__{_name}__', _operator(f'__{_name}__'))

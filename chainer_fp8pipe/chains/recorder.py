@@ -420,7 +420,7 @@ def record_example(recorder: Recorder, run: Callable, timed: bool,
     recorder.timed = timed
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True), preserved(), \
-            on_copies(recorder.names.links), recorder.placeholders():
+            on_copies(recorder.names.links, run), recorder.placeholders():
         program = recorder.record(run, both)
     recorder.timed = False
     memory: dict[Source, Source | None] = {}

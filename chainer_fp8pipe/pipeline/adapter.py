@@ -53,7 +53,7 @@ class Batch(NamedTuple):
 def samples_of(arrays: list[Any], lists: bool = False) -> int:
     """How many rows the arrays, or items the lists, of a batch have."""
     for array in arrays:
-        if not hasattr(array, 'shape') and not (
+        if not getattr(array, 'shape', ()) and not (
                 lists and isinstance(array, (list, tuple))):
             raise TypeError(
                 f'a batch holds a {type(array).__name__}, not an array'

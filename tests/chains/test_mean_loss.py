@@ -27,6 +27,21 @@ def dice(y, t):
     return 1 - 2 * F.sum(p * t) / (F.sum(p) + float(t.sum()))
 
 
+class Kept:
+    """Weighs by how often it was called, which an object keeps."""
+
+    calls = 0
+
+    def __call__(self, y, t):
+        self.calls += 1
+        return self.calls * F.softmax_cross_entropy(y, t)
+
+
+def valid(y, t):
+    return F.sum(F.softmax_cross_entropy(y, abs(t), reduce='no')
+                 * (t >= 0)) / max(1, int((t >= 0).sum()))
+
+
 #: Of outputs of shape (samples, 3) and labels; whether micro-batches give
 #: the same.
 LOSSES = {
@@ -38,9 +53,8 @@ LOSSES = {
         F.dropout(y), t), True),
     'sum': (lambda y, t: F.sum(y ** 2), False),
     'random sum': (lambda y, t: F.sum(F.gaussian(y + 1, y - y - 4)), False),
-    'valid labels': (lambda y, t: F.sum(
-        F.softmax_cross_entropy(y, t, reduce='no') * (t > 0))
-        / max(1, int((t > 0).sum())), False),
+    'valid labels': (lambda y, t: valid(y, t - 1), False),
+    'once more each time': (Kept(), False),
     'dice': (lambda y, t: dice(y, (t > 0).astype('f')), False),
     'pairs': (lambda y, t: F.mean(F.matmul(y, y, transb=True) ** 2), False)}
 
@@ -58,12 +72,13 @@ class Net(chainer.Chain):
         return self.loss(self.b(F.relu(self.norm(self.a(x)))), t)
 
 
-def said(loss, comm, samples=4, later=True, micro_batches=2):
+def said(loss, comm, samples=4, later=True, micro_batches=2,
+         labels=((0, 1, 2, 2),) * 2):
     """What two updates warn of, and the model."""
     rng = numpy.random.RandomState(0)
     numpy.random.seed(0)        # or one sample's outputs may all be zero
     batch = (rng.uniform(-1, 1, (samples, 6)).astype('f'),
-             numpy.array([0, 1, 2, 2], 'i')[:samples])
+             numpy.array(labels[0], 'i')[:samples])
     with deferred() if later else contextlib.nullcontext():
         model = Net(loss)
     example = tuple(one[:samples // micro_batches] for one in batch)
@@ -77,8 +92,8 @@ def said(loss, comm, samples=4, later=True, micro_batches=2):
                         micro_batches=micro_batches)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter('always')
-        for _ in range(2):
-            pipeline.step(*batch)
+        for one in labels:
+            pipeline.step(batch[0], numpy.array(one, 'i')[:samples])
     found = [one for one in found if '--micro-batches 1' in str(one.message)]
     assert all(one.filename == __file__ for one in found)
     return [str(one.message) for one in found], model
@@ -89,8 +104,12 @@ def test_a_loss_that_is_no_mean_over_samples_is_told_of():
         found, model = said(loss, MPI.COMM_SELF, later=number % 2)
         assert len(found) == (not is_mean)
         assert all('loss of 4 samples' in one for one in found)
-        assert model.calls == 4         # two updates of two micro-batches
+        assert model.calls == 2         # two updates
     assert not said(LOSSES['sum'][0], MPI.COMM_SELF, micro_batches=1)[0]
+    # The first batch whose labels do not all count is not the first one.
+    found, _ = said(valid, MPI.COMM_SELF, labels=(
+        (0, 1, 2, 2), (0, 1, -1, 2), (-1, 1, 2, 2)))
+    assert len(found) == 1
 
 
 @on_ranks(2)
@@ -126,4 +145,4 @@ def test_a_warning_as_an_error_is_one_on_all_ranks_and_breaks_nothing(comm):
         with pytest.raises(ValueError, match='UserWarning: .* no mean'):
             pipeline.step(x, t)
     pipeline.step(x, t)
-    assert comm.allgather(len(calls)) == [2 + 4 + 2] * 2
+    assert comm.allgather(len(calls)) == [2 + 9 + 2] * 2

@@ -123,6 +123,17 @@ def test_a_raise_while_it_is_recorded_is_one_on_all_ranks(comm):
             updater.update()
 
 
+def test_a_whole_model_is_copied_and_pickled_with_what_it_has_kept():
+    updater = updater_of(MPI.COMM_SELF, L.Classifier(L.Linear(4, 3)), [
+        (numpy.ones((2, 4), 'f'), numpy.zeros(2, 'i'))])
+    updater.update()
+    model = updater.get_optimizer('main').target
+    for found in (copy.deepcopy(model), model.copy('copy'),
+                  pickle.loads(pickle.dumps(model))):
+        assert type(found) is L.Classifier
+        assert (found.predictor.W.array == model.predictor.W.array).all()
+
+
 @on_ranks(2)
 def test_a_part_is_not_saved_as_the_model(comm, tmp_path):
     """By any serializer; what loads takes its own."""
@@ -382,25 +393,49 @@ def test_samples_go_on_from_what_was_kept_of_their_places(comm):
 
 
 class Counts(chainer.Chain):
-    """How often each label came, as many as a micro-batch has samples."""
+    """How often each label came, as many as a micro-batch has samples.
+
+    And how many batches, in a number, a list, and one of the module's.
+    """
 
     def __init__(self):
         super().__init__(a=L.Linear(4, 4), b=L.Linear(4, 3))
-        self.counts = numpy.zeros(3, 'i')
+        self.counts, self.samples = numpy.zeros(3, 'i'), 0
+        self.batches, self.steps = 0, []
+        self.add_persistent('saved', 0)
 
     def forward(self, x, t):
+        global before
         self.counts = self.counts + numpy.bincount(
             t, minlength=3).astype('i')
-        return F.softmax_cross_entropy(self.b(self.a(x)), t)
+        self.samples += len(x)
+        self.batches += 1
+        self.saved += 1
+        self.steps.append(self.batches)
+        before += 1
+        chainer.report({'b': F.sum(self.a.b)}, self.a)  # as the parameter
+        return self.batches * self.steps[-1] * F.softmax_cross_entropy(
+            self.b(self.a(x)), t)
+
+
+before = 0
 
 
 @on_ranks(2)
-def test_a_count_goes_on_from_micro_batch_to_micro_batch(comm):
+def test_samples_are_counted_in_micro_batches_and_batches_once(comm):
     model, labels = Counts(), numpy.array([0, 1, 0, 2, 0, 1], 'i')
+    was = before
     updater = updater_of(comm, model, [(numpy.ones((6, 4), 'f'), labels)])
-    for number in 1, 2, 3:
+    assert before == was        # whatever example was recorded
+    for number in 1, 2, 4:
         updater.update()
-        assert model.counts.tolist() == [3 * number, 2 * number, number]
+        assert model.counts.tolist() == [3 * model.batches, 2 * model.batches,
+                                         model.batches]
+        assert model.samples == 6 * model.batches
+        assert model.saved == model.batches == number
+        assert model.steps == [*range(1, number + 1)]
+        if number == 2:         # evaluation counts, as in one process
+            updater.evaluate(numpy.ones((6, 4), 'f'), labels)
 
 
 class Rows(chainer.Chain):

@@ -210,7 +210,11 @@ class PipelineJob(Originals):
         with refusing():
             agree(self.comm, {
                 f'{name} of the optimizer': repr(value) for name, value
-                in sorted(optimizer.hyperparam.get_dict().items())},
+                in sorted(optimizer.hyperparam.get_dict().items())} | {
+                f'update of parameter {name}': repr((
+                    rule.enabled, sorted(rule.hyperparam.get_dict().items())))
+                for name, one in model.namedparams()
+                if (rule := one.update_rule) is not None},
                 remedy='What a script does must not depend on the rank.')
             decisions(optimizer, options.pipeline)
             # The optimizer needs no second setup, which would drop its hooks.

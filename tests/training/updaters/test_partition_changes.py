@@ -111,17 +111,17 @@ class Behind(Layers):
 
 
 class Counting(Layers):
-    """Counts its calls, and what they have seen."""
+    """Counts what its calls have seen."""
 
     def __init__(self):
         super().__init__()
-        self.calls, self.seen = 0, numpy.zeros((), 'f')
+        self.samples, self.seen = 0, numpy.zeros((), 'f')
 
     def forward(self, x, t):
-        self.calls += 1
+        self.samples += len(x)
         self.seen += len(x)
-        return super().forward(x, t, self.calls,
-                               float(self.seen) * self.calls)
+        return super().forward(x, t, self.samples,
+                               float(self.seen) * self.samples)
 
 
 @on_ranks(2)
@@ -131,7 +131,7 @@ def test_what_forward_changes_is_changed_as_in_plain_chainer(comm):
             (Halving, 'again before backward', ()),
             (Averaging, 'two stages', ('mean', 'seen')),
             (Behind, None, ('kept',)),
-            (Counting, 'chunks, again', ('calls', 'seen'))):
+            (Counting, 'chunks, again', ('samples', 'seen'))):
         one = both(comm, kind, batch_of(), plan=plan)
         for name in kept:
             assert not numpy.any(getattr(one.model, name))
