@@ -20,7 +20,7 @@ import contextlib
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -198,6 +198,7 @@ class _Recording(Interceptor):
             'enable_backprop': chainer.config.enable_backprop}), {})
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
+        self._hooks = dict(chainer.get_function_hooks())
 
     # --- the interceptor -----------------------------------------------------
 
@@ -286,6 +287,12 @@ class _Recording(Interceptor):
         # Each call of each micro-batch comes here on each rank, and most are
         # like one of an earlier program.
         function, program = function_of(node), self.program
+        if chainer.get_function_hooks() != self._hooks:
+            raise PlaceholderError(
+                f'{user_line()}: a function hook in forward would see no '
+                'call, as none is made yet; put it around the training, or '
+                'mark a function around its block: '
+                'chainer_fp8pipe.atomic(function)')
         own = function.__dict__
         key = self._forms.of(function, inputs)
         call = self.known.get(key) or self._new(key, node, inputs, original)
@@ -302,7 +309,7 @@ class _Recording(Interceptor):
         attributes, arguments = own.copy(), inputs
         # Arrays to which Python may write afterwards.
         for name in call.copied:
-            attributes[name] = attributes[name].copy()
+            attributes[name] = _copied(attributes[name])
         if call.real:
             _check_place(inputs, program.place)
             arguments = tuple([_kept(x) if index in call.real else x
@@ -342,6 +349,8 @@ class _Recording(Interceptor):
         used = dict.fromkeys([
             path for array in itertools.chain(attributes, *arrays)
             if (path := forms.owner_of(array))])
+        for path in used:
+            self._statistics.check(self._names.links[path])
         whole = self._whole(node, names, {
             forms.owners.get(id(array)) for array in attributes})
         call = dataclasses.replace(
@@ -360,10 +369,10 @@ class _Recording(Interceptor):
                 if type(value) in _NUMBERS]),
             hidden=tuple([name for name, value in own.items() if len(
                 _real_in(value)) < len(nested.leaves(value)[0])]),
-            copied=tuple([name for name, value in own.items() if isinstance(
-                value, nested.ARRAYS) and not is_placeholder(value)
-                and id(value) not in forms.owners
-                and name not in figures.writes]),
+            copied=tuple([
+                name for name, value in own.items()
+                if name not in figures.writes
+                and _may_change(value, forms.owners)]),
             real=tuple([index for index, x in enumerate(inputs)
                         if arrays[index] and self._names.of(x) is None]),
             config={} if vars(LOCAL) == forms.config else {
@@ -443,6 +452,23 @@ def _real_in(value: Any) -> list[Any]:
     """The arrays in a value that are no placeholders."""
     return [array for leaf in nested.leaves(value)[0] if not is_placeholder(
         array := nested.array_of(leaf))]
+
+
+def _may_change(value: Any, owners: Mapping[int, str]) -> bool:
+    """Whether Python may write to a list or an array in a value."""
+    if isinstance(value, tuple):
+        return any(_may_change(one, owners) for one in value)
+    return isinstance(value, (list, dict)) or isinstance(
+        value, nested.ARRAYS) and not is_placeholder(value) and (
+            id(value) not in owners)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of an attribute, with copies of the arrays in it."""
+    found, tree = nested.leaves(value)
+    return nested.rebuilt(tree, [
+        one if is_placeholder(nested.array_of(one)) or isinstance(
+            one, Variable) else one.copy() for one in found])
 
 
 def _check_place(inputs: Iterable[Any], place: Place) -> None:

@@ -204,6 +204,14 @@ class BatchStatistics(Interceptor):
         finally:
             link.avg_mean, link.avg_var, link.decay, link.N = before
 
+    def check(self, link: Any) -> None:
+        """Raises ValueError for a look at averages that have yet to move."""
+        if link in self._found:
+            raise ValueError(
+                f'the running averages of a {type(link).__name__} are read '
+                'after forward has moved them, which a pipeline does at the '
+                'end of the update; read them before')
+
     def finish(self) -> None:
         """Updates the running averages at the end of a step."""
         for (link, *_), parts in self._parts.items():

@@ -145,6 +145,11 @@ def _round(net, h):
     return h
 
 
+def _hooked(net, h):
+    with chainer.function_hooks.TimerHook():
+        return F.relu(h)        # 2
+
+
 def _set(net, h):
     net.one.W.array = net.one.W.array * .5
     return h
@@ -156,7 +161,8 @@ REFUSED = [
     (_read, 1, 'numpy.asarray.* needs the value'),
     # Another rank gets the array alone, not the memory around it.
     (_strided, 1, 'as_strided needs the value'),
-    (_round, 2, 'assigned'), (_set, 0, 'sets the array of parameter /one/W')]
+    (_round, 2, 'assigned'), (_hooked, 2, 'would see no call'),
+    (_set, 0, 'sets the array of parameter /one/W')]
 
 
 @pytest.mark.parametrize(('function', 'line', 'said'), REFUSED)
@@ -221,6 +227,30 @@ def test_what_comes_of_the_batch_alone_may_be_read():
         assert isinstance(float(F.sum(mask.astype('f')).array), float)
         return F.where(numpy.broadcast_to(numpy.asarray(mask), (6, 5)), h, -h)
     assert 'Where' in [name for name, _ in called(recorded(Net(masked), X))]
+
+
+def test_an_index_is_that_of_the_call_whatever_is_written_later():
+    def function(net, h):
+        index, columns = numpy.arange(6), [0, 1, 2, 3, 4]
+        h = h[index][:, columns]
+        index[:], columns[0] = 0, 3
+        return h
+    _, rows, columns, *_ = recorded(Net(function), X).takes
+    assert rows[1]['slices'][0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert columns[1]['slices'][1] == [0, 1, 2, 3, 4]
+
+
+def test_averages_are_not_read_after_they_have_moved():
+    norm = L.BatchNormalization(5)
+
+    def function(net, h):
+        h = norm(h)
+        with chainer.using_config('train', False):
+            return norm(h)
+    model = Net(function)
+    model.add_link('norm', norm)
+    with pytest.raises(ValueError, match='read them before'):
+        recorded(model, X)
 
 
 def test_equal_calls_are_equal_in_what_their_shapes_depend_on():
