@@ -184,6 +184,8 @@ def test_a_divisible_has_inputs_and_then_the_target(comm):
         pipeline.evaluate(**dict(a=X, t=T) if first else {})
     with pytest.raises(ValueError, match='make one of 1 arrays'):
         pipeline.evaluate(*[X] if first else ())
+    with pytest.raises(ValueError, match='a float32, not an array'):
+        pipeline.evaluate(*[numpy.float32(1), T] if first else ())
 
 
 # --- a loss function ---------------------------------------------------------
