@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections import defaultdict
@@ -141,8 +142,16 @@ class RecordWriter:
         # A kill may have cut the line before.
         with open(self._path, 'a', encoding='utf-8') as file:
             file.write('\n' + ''.join(
-                json.dumps([type(part).__name__, *part]) + '\n'
+                json.dumps([type(part).__name__, *(
+                    _finite(one) for one in part)]) + '\n'
                 for part in parts))
+
+
+def _finite(value: Any) -> Any:
+    """Of a dictionary's numbers those that JSON has not, as texts."""
+    return {key: str(one) if isinstance(one, float) and not math.isfinite(one)
+            else one for key, one in value.items()} if isinstance(
+                value, dict) else value
 
 
 @contextlib.contextmanager
@@ -266,8 +275,11 @@ def _read(path: str, remarks: list[str]) -> list[Part]:
             kind, *fields = json.loads(line)
             if kind == 'RecordedUpdate':
                 fields[-1] = tuple(Event(*event) for event in fields[-1])
+            elif kind == 'CurvePoint':
+                fields[-1] = {name: float(value)
+                              for name, value in fields[-1].items()}
             found.append(_KINDS[kind](*fields))
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, LookupError, AttributeError):
             remarks.append(
                 f'Line {number} of {os.path.basename(path)} is not whole '
                 'and is left out; the job may have been killed while it '

@@ -1,6 +1,7 @@
 """Files of ranks become a record, whatever has happened to them."""
 import math
 import os
+import re
 
 from chainer_fp8pipe.report.record import (
     CurvePoint,
@@ -41,6 +42,8 @@ def test_values_that_are_not_finite_are_kept(tmp_path, value):
         CurvePoint(BEGAN, 1, 0.1, {'main/loss': value})])
     found = read_record(str(tmp_path)).curves[0].values['main/loss']
     assert found == value or math.isnan(found) and math.isnan(value)
+    assert not {'NaN', 'Infinity'} & {*re.findall(
+        r'\w+', (tmp_path / 'report' / 'rank0.jsonl').read_text())}
 
 
 @pytest.mark.parametrize(('launched', 'begins', 'starts', 'remarks'), [
