@@ -141,7 +141,7 @@ def numbers_of(links: Mapping[str, chainer.Link]) -> dict[Attribute, Any]:
     return {(path, name): _copied(value) for path, link in links.items()
             for name, value in vars(link).items() if name not in CHAINERS
             and isinstance(value, (*_SIMPLE, *_CONTAINERS, numpy.generic))
-            and not _arrays_in(value)}
+            and not nested.arrays(value)}
 
 
 def attributes(links: Mapping[str, chainer.Link]) -> dict[Attribute, Any]:
@@ -156,7 +156,7 @@ def changed(links: Mapping[str, chainer.Link], before: Mapping[Attribute, Any]
     """Arrays of the attributes with arrays that are not as before."""
     return {key: found for key, value in attributes(links).items()
             if not _is_same(before.get(key), value)
-            and (found := _arrays_in(value))}
+            and (found := nested.arrays(value))}
 
 
 class Names:
@@ -174,16 +174,14 @@ class Names:
         self._of: dict[int, str] = {}
         links = list(model.namedlinks())
         for name, link in links:
-            if id(link) not in self._of:
-                self._of[id(link)] = name
+            if self._of.setdefault(id(link), name) == name:
                 self.links[name] = link
         # model.namedparams() of a partitioned model has this rank's only.
         for path, link in self.links.items():
             for name in sorted(link._params):
                 parameter = getattr(link, name)
-                if id(parameter) not in self._of:
-                    full = f'{path.rstrip("/")}/{name}'
-                    self._of[id(parameter)] = full
+                full = f'{path.rstrip("/")}/{name}'
+                if self._of.setdefault(id(parameter), full) == full:
                     self.parameters[full] = parameter
         self.reporter = chainer.Reporter()
         for path, link in self.links.items():
@@ -204,11 +202,9 @@ def parameters_of(names: Names) -> dict[str, Value]:
         array = parameter._data[0]
         if array is None:
             array = names.made.get(name)
-        found[name] = Value(
-            None if array is None else tuple(array.shape),
-            numpy.dtype(chainer.get_dtype(
-                getattr(parameter.initializer, 'dtype', None)))
-            if array is None else array.dtype)
+        found[name] = Value(None, numpy.dtype(chainer.get_dtype(
+            getattr(parameter.initializer, 'dtype', None)))
+            ) if array is None else Value(tuple(array.shape), array.dtype)
     return found
 
 
@@ -228,22 +224,21 @@ class State:
 
     def begin(self, step: str) -> None:
         """Begins to record the micro-batches of a step."""
-        self._before = self._now()
-        if step == 'train':
-            self._kept.pop('evaluate', None)
-            for key, value in self._left.items():
-                if not _is_same(value, self._before.get(key)):
-                    for kept in self._kept.get('train', ()):
-                        kept.pop(key, None)         # somebody's
-            self._left = self._before
-        self._step, self._from = step, self._kept.get(step, [])
-        self._kept[step] = []
+        now = self._now()
+        self._before = now, self._kept, self._left
+        self._step = step
+        self._found: list[dict[Attribute, Any]] = []
+        if step == 'train':     # what somebody has set counts
+            same = {key for key, value in self._left.items()
+                    if _is_same(value, now.get(key))}
+            self._kept = {step: [
+                {key: kept[key] for key in same & kept.keys()}
+                for kept in self._kept.get(step, [])]}
 
     def resume(self) -> None:
         """Gives links what they kept of the last batch's micro-batch."""
-        number = len(self._kept[self._step])
-        self._set({**self._before, **(
-            self._from[number] if number < len(self._from) else {})})
+        kept = self._kept.get(self._step, [])[len(self._found):]
+        self._set({**self._before[0], **(kept[0] if kept else {})})
 
     def note(self, program: Any) -> None:
         """Notes what links keep of a micro-batch.
@@ -251,46 +246,44 @@ class State:
         Raises:
             ValueError: It would go on from that of another micro-batch.
         """
-        found, kept = self._now(), self._kept[self._step]
+        found = self._now()
         program.kept = {
             key: found[key] for key in self.read & found.keys()
             if any(is_placeholder(array) and array.program is program
-                   for array in _arrays_in(found[key]))}
+                   for array in nested.arrays(found[key]))}
         for path, name in sorted(program.kept.keys() - self.samples):
-            if kept:
+            if self._found:
                 raise ValueError(
                     f'link {path} keeps {name!r} for the next batch, computed '
                     'of all samples together, which micro-batches would do '
                     'each for itself; train with micro_batches=1 '
                     '(--micro-batches 1), or keep it in a persistent array of '
                     'a link marked with chainer_fp8pipe.atomic')
-        kept.append(found)
+        self._found.append(found)
 
     def end(self) -> None:
         """Ends the recording of a step; training leaves all, others numbers.
         """
         now = self._now()
+        self._kept = {**self._kept, self._step: self._found}
         if self._step == 'train':
             self._left = now
         else:
-            self._set(self._before | {
+            self._set(self._before[0] | {
                 key: now[key] for key in self.numbers & now.keys()})
 
     def put_back(self) -> None:
         """Has links keep what they did when the step began."""
-        self._set(self._before)
+        self._set(self._before[0])
 
     def undo(self) -> None:
         """Takes back the recording of a step that nobody has computed."""
-        self._set(self._before)
-        self._kept[self._step] = self._from
-        if self._step == 'train':
-            self._left = self._before
+        now, self._kept, self._left = self._before
+        self._set(now)
 
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""
-        self._kept.clear()
-        self._left = {}
+        self._kept, self._left = {}, {}
 
     def _now(self) -> dict[Attribute, Any]:
         return {(path, name): _copied(vars(self._links[path])[name])
@@ -303,10 +296,6 @@ class State:
             own.pop(name, None)
             if (path, name) in values:
                 own[name] = _copied(values[path, name])
-
-
-def _arrays_in(value: Any) -> list[Any]:
-    return list(map(nested.array_of, nested.leaves(value)[0]))
 
 
 def _copied(value: Any) -> Any:

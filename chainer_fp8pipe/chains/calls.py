@@ -18,30 +18,18 @@ from typing import Any, NamedTuple
 
 
 class Source(NamedTuple):
-    """A value of a program, named by the call that computed the value.
+    """A value of a program, named by the call that computed the value."""
 
-    Attributes:
-        call: Number of the call.
-        output: Index of the call's output, or the name of an attribute of
-            the function (a dropout mask).
-    """
-
-    call: int
-    output: int | str
+    call: int           # its number
+    output: int | str   # index, or an attribute of the function (a mask)
 
 
 class Value(NamedTuple):
-    """An array that a call computes, or a parameter.
+    """An array that a call computes, or a parameter."""
 
-    Attributes:
-        shape: Of the array; None: of a parameter that has none yet.
-        dtype: Of the array.
-        wants: Whether backward needs the gradient of what a call computes.
-    """
-
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...] | None   # None: of a parameter that has none yet
     dtype: Any
-    wants: bool = False
+    wants: bool = False     # backward needs the gradient of what is computed
 
     @property
     def size(self) -> int:
@@ -86,28 +74,18 @@ Order = tuple[tuple[str, ...], ...]
 
 
 class Position(NamedTuple):
-    """Where along the model a call is.
+    """Where along the model a call is."""
 
-    Attributes:
-        place: Index of a group in the order of parameters.
-        depth: Calls at this place before the call, on the longest path.
-    """
-
-    place: int
-    depth: int
+    place: int      # index of a group in the order of parameters
+    depth: int      # calls at this place before it, on the longest path
 
 
 def order_of(calls: Sequence[Call], names: Sequence[str] = ()) -> Order:
     """The groups of parameters that the calls use.
 
     A link's parameters form one group, whenever in the link they are first
-    used: a recurrent layer uses some only from its second step on.
-
-    Args:
-        calls: Of a program.
-        names: Paths of all parameters, in the order of the model's links.
-            A parameter that no call uses follows the parameter before it in
-            this list.
+    used: a recurrent layer uses some only from its second step on.  One that
+    no call uses follows that before it in ``names``, paths of all parameters.
     """
     first: dict[str, tuple[int, ...]] = {}
     for number, call in enumerate(calls):

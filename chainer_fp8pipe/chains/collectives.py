@@ -1,11 +1,10 @@
 """Collective operations that a model's own forward starts."""
-# Forward is recorded, and a call of a form that was not seen before is run on
-# made-up values: an operation of several ranks would wait for ever there, or
-# meet another one.  The two batch normalisations over ranks are known, and are
-# answered then as if every rank had sent the same; every other operation is
-# refused.  The methods of ChainerMN's communicators and of `Group` are
-# replaced while there is a `Recorder`.  Those of mpi4py's, in C, cannot be:
-# a link must not keep one (`refuse_plain`); one in a module is not seen.
+# A call of a new form is run on made-up values: an operation of several ranks
+# would wait for ever there, or meet another one.  The two batch normalisations
+# over ranks are answered as if every rank had sent the same; every other
+# operation is refused.  The methods of ChainerMN's communicators and of
+# `Group` are replaced while there is a `Recorder`.  Those of mpi4py's, in C,
+# cannot be: a link must not keep one; one in a module is not seen.
 from __future__ import annotations
 
 import functools
@@ -14,12 +13,10 @@ from typing import Any
 
 import chainer
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
-from chainermn.communicators.pure_nccl_communicator import (
-    PureNcclCommunicator,
-)
+from chainermn.communicators.pure_nccl_communicator import PureNcclCommunicator
 from mpi4py import MPI
 
-from ..intercept.function_calls import current
+from ..intercept.function_calls import Interceptor, current
 from ..intercept.patching import Patch
 from ..mpi.grid import Group
 from .placeholder import user_line
@@ -31,31 +28,36 @@ _REFUSED = (
     'allreduce_obj', 'bcast_data')
 
 
-def answered(name: str, comm: MPI.Comm, answer: Callable[[], Any] | None,
-             pipeline: MPI.Comm | None) -> Any:
-    """What :meth:`.Interceptor.communicate` gives in a recorded pass.
+class Answering(Interceptor):
+    """Answers operations in a recorded pass."""
 
-    Raises:
-        ValueError: The operation is none of a batch normalisation, or of
-            several stages of the pipeline (None: unknown).
-    """
-    if answer is None:
-        raise ValueError(
-            f'{user_line()}: {name}() in forward is an operation of several '
-            'ranks, each of which makes other calls of the model; of these '
-            'only MultiNodeBatchNormalization and GroupedBatchNormalization '
-            'can be cut. Average over replicas outside of the model')
-    groups = [one.Get_group() for one in (comm, pipeline or MPI.COMM_SELF)]
-    groups.append(MPI.Group.Intersection(*groups))
-    stages = groups[-1].size
-    for group in groups:
-        group.Free()
-    if stages > 1:
-        raise ValueError(
-            f'{user_line()}: a batch normalisation over several stages of '
-            'the pipeline, of which one does this call; use a communicator '
-            'of its replicas: create_communicator(..., mpi_comm=grid.data)')
-    return answer()
+    #: Knows the ranks over which the model is to be cut.
+    recorder: Any
+
+    def communicate(self, name: str, comm: Any,
+                    answer: Callable[[], Any] | None,
+                    original: Callable[[], Any]) -> Any:
+        """See :meth:`.Interceptor.communicate`.
+
+        Raises:
+            ValueError: The operation is none of a batch normalisation, or of
+                several stages of the pipeline.
+        """
+        if answer is None:
+            raise ValueError(
+                f'{user_line()}: {name}() in forward is an operation of '
+                'several ranks, each of which makes other calls of the model; '
+                'of these only MultiNodeBatchNormalization and '
+                'GroupedBatchNormalization can be cut. Average over replicas '
+                'outside of the model')
+        pipeline = self.recorder.pipeline or MPI.COMM_SELF
+        if MPI.Group.Intersection(comm.group, pipeline.group).size > 1:
+            raise ValueError(
+                f'{user_line()}: a batch normalisation over several stages of '
+                'the pipeline, of which one does this call; use a communicator'
+                ' of its replicas: create_communicator(..., '
+                'mpi_comm=grid.data)')
+        return answer()
 
 
 def refuse_plain(model: chainer.Link) -> None:
@@ -68,12 +70,6 @@ def refuse_plain(model: chainer.Link) -> None:
                     f'link {path} keeps a communicator of several ranks in '
                     f'{name!r}, on which forward would wait for ever; keep '
                     'its rank and size, or a communicator of ChainerMN')
-
-
-def hold(owner: Any) -> None:
-    """Has interceptors see operations as long as an object lives."""
-    for patch in _PATCHES:
-        patch.hold(owner)
 
 
 def _mean(comm: Any, sendbuf: Any, recvbuf: Any) -> None:
@@ -102,7 +98,8 @@ def _patch(owner: Any, name: str, answer: Callable | None) -> Patch:
     return Patch(owner, name, make)
 
 
-_PATCHES = (
+#: Have interceptors see operations.
+PATCHES = (
     *(_patch(MpiCommunicatorBase, name, None) for name in _REFUSED),
     _patch(MpiCommunicatorBase, '_multi_node_mean', _mean),
     _patch(PureNcclCommunicator, '_multi_node_mean_nccl', _mean_nccl),

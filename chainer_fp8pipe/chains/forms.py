@@ -9,7 +9,6 @@
 # with something that has no hash is like no other one.
 from __future__ import annotations
 
-import functools
 import hashlib
 import types
 from collections import deque
@@ -22,14 +21,7 @@ import numpy
 from . import nested
 from .calls import Source
 from .measure import CHAINERS
-from .placeholder import (
-    Ahead,
-    PlaceholderError,
-    describe_source,
-    is_placeholder,
-    looked_at,
-    user_line,
-)
+from .placeholder import Ahead, is_placeholder, looked_at, user_line
 from .program import LOCAL, Program
 from .whole_call import ArrayCall, WholeCall
 
@@ -39,47 +31,29 @@ _DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
                        'slices'))
 
 
-def _contents(cell: types.CellType) -> tuple:
-    try:
-        return cell.cell_contents,
-    except ValueError:      # there is nothing yet
-        return ()
-
-
 #: What is in a value, by its type.
 _INSIDE: dict[type, Callable[[Any], Iterable[Any]]] = {
     dict: lambda value: value.items(),
     slice: lambda value: (value.start, value.stop, value.step),
-    types.CellType: _contents,
+    types.CellType: lambda value: (
+        () if value == types.CellType() else (value.cell_contents,)),
     types.MethodType: lambda value: (value.__self__, value.__func__),
     types.FunctionType: lambda value: (
         value.__code__, value.__defaults__, value.__kwdefaults__,
         *(value.__closure__ or ()))}
 
 
-@functools.lru_cache(None)
-def _is_users(kind: Any) -> bool:
-    return not kind.__module__.startswith('chainer.')
-
-
 class Forms:
-    """Finds the forms of a program's calls.
-
-    Args:
-        program: That is being recorded.
-
-    Attributes:
-        config: Chainer's configuration of this thread as recording began.
-        stack: The links around the call.
-        read: The values and parameters that the last call reads.
-        owners: Paths of links with persistent arrays, by these arrays' ids.
-    """
+    """Finds the forms of the calls of a program that is being recorded."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._names = program, program.names
+        #: Chainer's configuration of this thread as recording began.
         self.config = dict(vars(LOCAL))
+        #: The links around the call, and what the last call reads.
         self.stack: list[chainer.Link] = []
         self.read: list[Source | str] = []
+        #: Paths of links with persistent arrays, by these arrays' ids.
         self.owners: dict[int, str] = {}
         self._note_owners(self._names.links.values())
         # Of the call that is looked at: whether it is like no other one, and
@@ -110,7 +84,7 @@ class Forms:
         program, path_of = self._program, self._names.of
         self.read, self._is_unlike = [], False
         self._around.clear()
-        exact, read = _is_users(kind), self.read
+        exact, read = not kind.__module__.startswith('chainer.'), self.read
         found: list[Any] = [kind]
         for x in inputs:
             if type(x) is Ahead and (array := x._data[0]).program is program:
@@ -161,26 +135,20 @@ class Forms:
         return kind, value
 
     def _about_array(self, value: Any, exact: bool) -> Any:
-        array = value if is_placeholder(value) else nested.array_of(value)
+        array, names = nested.array_of(value), self._names
         wants = array is not value and value.requires_grad
-        if array is not value and isinstance(value, chainer.Parameter) and (
-                self._names.of(value) is None):
+        program = array.program if is_placeholder(array) else self._program
+        if (program is None and array.source not in names.parameters) or (
+                isinstance(value, chainer.Parameter) and not names.of(value)):
             raise ValueError(
                 f'{user_line()}: the model uses a parameter that is not among '
                 'its own; register it in init_scope, and give the optimizer '
                 'the whole model (disable_update() freezes links)')
         if is_placeholder(array):
-            source = array.source
-            if array.program not in (None, self._program):
-                source = self._program.pin(array)
-            elif array.program is None and (
-                    source not in self._names.parameters):
-                raise PlaceholderError(
-                    f'{user_line()}: {describe_source(array)} is used, which '
-                    'is not here')
             if exact and array.dtype.kind == 'b':
                 raise looked_at(array, 'indexing by a condition')
-            self.read.append(source)
+            self.read.append(array.source if program in (None, self._program)
+                             else self._program.pin(array))
             return array.shape, array.dtype, wants
         if array is not value and value._node._creator_node is not None:
             raise ValueError(

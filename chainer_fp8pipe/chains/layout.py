@@ -15,8 +15,8 @@ from .placeholder import sources
 
 def sources_in(value: Any) -> tuple[Source, ...]:
     """Names the calls that made a value, or the values in a tuple."""
-    return tuple([source for leaf in nested.leaves(value)[0]
-                  for source in sources(nested.array_of(leaf))])
+    return tuple([source for array in nested.arrays(value)
+                  for source in sources(array)])
 
 
 class Layout:

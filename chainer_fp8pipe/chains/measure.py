@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import time
 import tracemalloc
 import weakref
@@ -16,14 +17,16 @@ from typing import Any
 
 import chainer
 import numpy
+from chainer.functions.array.as_strided import AsStrided
 
 from ..intercept.function_calls import Interceptor, intercepting
 from ..intercept.training_objects import own_work
 from ..pipeline.backprop import SEPARABLE
 from ..pipeline.randomness import preserved
-from . import collectives, nested
-from .attributes import Names, on_copies
+from . import nested
+from .attributes import on_copies
 from .calls import Call, Value
+from .collectives import Answering
 from .deferred import place_array
 from .placeholder import (
     PlaceholderError,
@@ -57,10 +60,7 @@ _SHORT, _TIMES = 2e-3, 3
 
 @dataclass(eq=False)
 class KnownCall(Call):
-    """What is the same of a call in all programs, which share this object.
-
-    Most was found out by making it alone, for all calls of its form.
-    """
+    """What is the same of a call in all programs, which share this object."""
 
     #: Placeholders like the outputs, of no program.
     forms: dict[int | str, Any] = field(default_factory=dict)
@@ -84,53 +84,60 @@ class KnownCall(Call):
     real: tuple[int, ...] = ()      # indexes of such arguments
 
 
-def measured(node: Any, inputs: tuple, original: Callable, link: str,
-             names: Names, pipeline: Any, timed: bool) -> KnownCall:
-    """The figures of a call, which is made on made-up values.
-
-    Args:
-        node: The function.
-        inputs: Of the call.
-        original: Makes the call.
-        link: The path of the link that does so.
-        names: Of the model's links and parameters.
-        pipeline: The ranks over which it is to be cut; None: unknown.
-        timed: Whether to take times, for which it is made again.
+def measured(node: Any, inputs: tuple, original: Callable, recorder: Any
+             ) -> KnownCall:
+    """Makes a call on made-up values, again where times are taken.
 
     Raises:
         PlaceholderError: What it gives depends on data.
     """
-    own = attributes_of(node)
-    twin, whole = again(node, own), isinstance(node, WholeCall)
-    attributes_of(twin).update({
-        name: _with_real(value) for name, value in own.items()
-        if name not in CHAINERS})
+    twin = again(node, {
+        name: value if name in CHAINERS else _with_real(value)
+        for name, value in attributes_of(node).items()})
+    if type(node) is AsStrided and is_placeholder(
+            array := nested.array_of(inputs[0])):
+        raise looked_at(array, 'as_strided')
+    links = recorder.names.links if isinstance(node, WholeCall) else {}
     with contextlib.ExitStack() as stack:
-        inside = _Inside(names, pipeline, stack)
-        stack.enter_context(names.reporter.scope({}))
-        if whole:
-            stack.enter_context(on_copies(names.links))
+        inside = _Inside(recorder, stack)
+        seen = functools.partial(inside.apply, original=original)
+        stack.enter_context(recorder.names.reporter.scope({}))
+        stack.enter_context(on_copies(links))
         run = getattr(node, 'run', None)
         for one in run.params() if isinstance(run, chainer.Link) else ():
             inside.fill(one)
         stack.enter_context(intercepting(inside))
         if isinstance(node, ArrayCall):
-            _refuse_looks(twin, inputs, original, link,
-                          names.links if whole else {})
-        found = _figures(twin, inputs, original, timed)
-    label = ignored_label(node)
-    found.ignored = (((label, 1),) if label is not None else
-                     inside.labels(inputs) if whole else ())
-    found.inner = tuple(sorted(inside.seen))
-    return found
+            _refuse_looks(twin, inputs, original, links)
+        stack.enter_context(preserved())
+        own, kind = attributes_of(twin), type(function_of(twin)).__name__
+        arrays = {name: value.copy() for name, value in own.items()
+                  if isinstance(value, chainer.get_array_types())}
+        untouched, before = own.copy(), numpy.random.get_state()
+        with _memory_traced():      # which takes time
+            call = _made(twin, inputs, seen)
+        # Whether a whole function draws may depend on data.
+        call.draws = bool(links) or kind in _DRAWING or not all(map(
+            numpy.array_equal, before, numpy.random.get_state()))
+        call.writes = tuple([
+            name for name, value in arrays.items()
+            if bool((untouched[name] != value).any())])
+        for _ in range(_TIMES * recorder.timed):
+            once = _made(again(twin, untouched), inputs, seen)
+            call.forward = min(call.forward, once.forward)
+            call.backward = min(call.backward, once.backward)
+            if once.forward + once.backward > _SHORT:
+                break
+    call.ignored = inside.labels(inputs)
+    call.inner = tuple(sorted(inside.seen))
+    return call
 
 
-def _refuse_looks(node: Any, inputs: tuple, original: Callable, where: str,
+def _refuse_looks(node: Any, inputs: tuple, original: Callable,
                   links: Mapping[str, chainer.Link]) -> None:
-    """Raises an error if what is no array depends on data.
+    """Raises an error if the call gives, or a link keeps, a number of data.
 
-    What the call gives, or what one of its links keeps; or if a function of
-    arrays, which has no links, writes to one.
+    Or if a function of arrays, which has no links, writes to one.
     """
     one = next(filter(is_placeholder, map(nested.array_of, inputs)), None)
     found: list[dict[str, Any]] = []
@@ -146,7 +153,7 @@ def _refuse_looks(node: Any, inputs: tuple, original: Callable, where: str,
                     repr(value) for path, link in links.items()
                     for name, value in vars(link).items()
                     if isinstance(value, PLAIN)} | {
-                    f'what {where} returns beside the values of arrays': (
+                    f'what {node.label} returns beside values of arrays': (
                         repr(twin.result), [out.shape for out in outs])})
         except (IndexError, ValueError) as error:
             if not links and any(text in str(error) for text in (
@@ -178,24 +185,21 @@ class SeesLabels(Interceptor):
         return original(node, inputs)
 
 
-class _Inside(SeesLabels):
-    """Sees what runs inside of a call that is made on made-up values.
+class _Inside(SeesLabels, Answering):
+    """Sees a call that is made on made-up values, and what runs inside.
 
-    Args:
-        names: Of the model.
-        pipeline: As for :func:`measured`.
-        stack: Takes made-up values back from parameters.
+    At the end of the stack, parameters get their placeholders back.
     """
 
-    def __init__(self, names: Names, pipeline: Any,
-                 stack: contextlib.ExitStack) -> None:
-        self._names, self._pipeline, self._stack = names, pipeline, stack
+    def __init__(self, recorder: Any, stack: contextlib.ExitStack) -> None:
+        self.recorder, self._stack = recorder, stack
         self.seen: set[str] = set()             # paths of parameters
         self._ignored: list[tuple[int, Any]] = []
 
     def fill(self, parameter: chainer.Parameter) -> None:
         """Gives a parameter that is used made-up values."""
-        name, array = self._names.of(parameter), parameter._data[0]
+        name = self.recorder.names.of(parameter)
+        array = parameter._data[0]
         if name is not None:
             self.seen.add(name)
         if is_placeholder(array):
@@ -207,11 +211,6 @@ class _Inside(SeesLabels):
             if isinstance(x, chainer.Parameter):
                 self.fill(x)
         return super().apply(node, inputs, original)
-
-    def communicate(self, name: str, comm: Any,
-                    answer: Callable[[], Any] | None,
-                    original: Callable[[], Any]) -> Any:
-        return collectives.answered(name, comm, answer, self._pipeline)
 
     def leave_out(self, labels: Any, label: int) -> None:
         self._ignored.append((label, nested.array_of(labels)))
@@ -226,106 +225,61 @@ class _Inside(SeesLabels):
             for label, labels in self._ignored]))
 
 
-def _figures(node: Any, inputs: tuple, original: Callable, timed: bool
-             ) -> KnownCall:
-    """The figures of a call, which is made alone on made-up values."""
-    own, kind = dict(attributes_of(node)), type(function_of(node)).__name__
-    arrays = {name: value.copy() for name, value in own.items() if isinstance(
-        value, chainer.get_array_types()) and not is_placeholder(value)}
-    with preserved():
-        before: Any = numpy.random.get_state()
-        with _memory_traced():      # which takes time
-            call = _made(node, inputs, original)
-        after: Any = numpy.random.get_state()
-        # Whether a whole function draws may depend on data.
-        call.draws = bool(before[2] != after[2] or (
-            before[1] != after[1]).any()) or isinstance(
-                node, WholeCall) or kind in _DRAWING
-        call.writes = tuple([
-            name for name, value in arrays.items()
-            if bool((own[name] != value).any())])
-        times: list[tuple[float, float]] = []
-        while timed and (not times or len(times) < _TIMES
-                         and sum(times[-1]) <= _SHORT):
-            once = _made(again(node, own), inputs, original)
-            times.append((once.forward, once.backward))
-    if timed:
-        call.forward, call.backward = map(min, zip(*times, strict=True))
-    return call
-
-
 def _made(node: Any, inputs: tuple, original: Callable) -> KnownCall:
     """Makes a call; what it gives, keeps and takes."""
-    try:
-        call = KnownCall(node.label)
-    except PlaceholderError:    # it would name a number that it computes with
-        call = KnownCall(type(function_of(node)).__name__)
-    call.deferrable = type(node) in SEPARABLE and any(
-        isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
+    call = KnownCall(node.label, deferrable=type(node) in SEPARABLE and any(
+        isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs))
     arguments = tuple(map(_real, inputs))
-    now = clock_of(chainer.backend.get_device_from_array(
-        *map(nested.array_of, arguments)))
+    xp = chainer.backend.get_array_module(*map(nested.array_of, arguments))
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
-    begin = now()
+    begin = clock(xp)
     outs = original(node, arguments)
-    call.forward = now() - begin
+    call.forward = clock(xp) - begin
     after, peak = tracemalloc.get_traced_memory()
-    made = sum(nested.array_of(out).nbytes for out in outs)
-    kept = after - start - made
+    kept = after - start - sum(nested.array_of(out).nbytes for out in outs)
     tracemalloc.reset_peak()
-    begin = now()
+    begin = clock(xp)
     roots = [out for out in outs if out.requires_grad
              and out.dtype.kind == 'f' and out.creator_node is not None]
     if roots and chainer.config.enable_backprop:
         chainer.backward(roots, [
             chainer.Variable(out.xp.full(out.shape, .01, out.dtype))
             for out in roots])
-    call.backward = now() - begin
+    call.backward = clock(xp) - begin
     _, later = tracemalloc.get_traced_memory()
     # Small objects of Python's count as nothing.
     call.kept = kept if kept > 16384 else 0
     call.temporary = max(peak, later) - after
-    _note_outputs(call, node, arguments, outs)
-    return call
-
-
-def clock_of(device: Any) -> Callable[[], float]:
-    """A clock, in seconds, of the computation on a device of Chainer's."""
-    gpu: Any = getattr(device, 'device', None)
-    if not isinstance(device, chainer.backend.GpuDevice):
-        return time.thread_time     # without what other processes compute
-
-    def now() -> float:
-        gpu.synchronize()
-        return time.perf_counter()
-    return now
-
-
-def _note_outputs(call: KnownCall, node: Any, arguments: tuple, outs: tuple
-                  ) -> None:
-    """Notes shapes of outputs, what is kept of them, and what they share."""
     xp_of = chainer.backend.get_array_module
     found: dict[int | str, Any] = dict(enumerate(map(nested.array_of, outs)))
-    for number, array in list(found.items()):
+    for number, out in enumerate(outs):
         for index, given in enumerate(map(nested.array_of, arguments)):
-            if xp_of(array).may_share_memory(array, given):
-                call.views[int(number)] = index
-    for name in _READ_AFTERWARDS.get(
-            type(function_of(node)).__name__, ()):
+            if xp_of(given).may_share_memory(nested.array_of(out), given):
+                call.views[number] = index
+    for name in _READ_AFTERWARDS.get(type(function_of(node)).__name__, ()):
         array = attributes_of(node).get(name)
         if isinstance(array, chainer.get_array_types()):
             found[name] = array
     for key, array in found.items():
         call.outputs[key] = Value(
-            tuple(array.shape), array.dtype,
-            isinstance(key, int) and bool(outs[key].requires_grad))
+            tuple(array.shape), array.dtype, isinstance(key, int)
+            and outs[key].requires_grad and array.dtype.kind == 'f')
         call.forms[key] = placeholder(array.shape, array.dtype, None,
                                       xp_of(array))
     call.kept_inputs = tuple(node._input_indexes_to_retain or ())
     call.kept_outputs = tuple(node._output_indexes_to_retain or ())
     if isinstance(node, ArrayCall):
         call.form = node.result
+    return call
+
+
+def clock(xp: Any) -> float:
+    """Seconds on a clock of what ``numpy`` or ``cupy`` computes."""
+    if xp is numpy:
+        return time.thread_time()   # without what other processes compute
+    xp.cuda.Device().synchronize()
+    return time.perf_counter()
 
 
 def _real(x: Any, otherwise: bool = False) -> Any:
@@ -383,10 +337,9 @@ def counted(labels: Any, label: int) -> tuple[int, int]:
 def ignored_label(node: Any) -> int | None:
     """The label that a loss leaves out of its mean; None: it has none."""
     function = function_of(node)
-    if (not getattr(function, 'normalize', False)
-            or getattr(function, 'reduce', 'mean') == 'no'):
-        return None
-    return getattr(function, 'ignore_label', None)
+    is_mean = getattr(function, 'normalize', False) and (
+        getattr(function, 'reduce', 'mean') != 'no')
+    return getattr(function, 'ignore_label', None) if is_mean else None
 
 
 @own_work()
@@ -394,9 +347,7 @@ def optimizer_arrays(optimizer: Any, dtype: Any, device: Any
                      ) -> tuple[int, float]:
     """The memory that an optimizer keeps, and that an update takes.
 
-    Returns:
-        Arrays of a parameter's size that it keeps, and bytes of temporary
-        arrays as a multiple of the parameter's.
+    As a number of arrays of a parameter's size, and a multiple of its bytes.
     """
     link = chainer.Link()
     with link.init_scope():

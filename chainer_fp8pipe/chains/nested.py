@@ -20,9 +20,7 @@ LEAVES = *ARRAYS, chainer.Variable
 def leaves(value: Any) -> tuple[list[Any], Any]:
     """All arrays and variables in ``value``, and a tree for :func:`rebuilt`.
 
-    Args:
-        value: Anything; lists, tuples (named ones, too), deques and
-            dictionaries are searched, other objects are not.
+    Lists, tuples (named ones, too), deques and dictionaries are searched.
     """
     found: list[Any] = []
     return found, _walk(value, found)
@@ -63,6 +61,11 @@ def taken(batch: Any, rows: Sequence[int]) -> Any:
 def array_of(value: Any) -> Any:
     """The array of a variable; a deferred parameter is not drawn."""
     return value._data[0] if isinstance(value, chainer.Variable) else value
+
+
+def arrays(value: Any) -> list[Any]:
+    """All arrays in ``value``, also those of variables."""
+    return list(map(array_of, leaves(value)[0]))
 
 
 def _walk(value: Any, found: list[Any]) -> Any:

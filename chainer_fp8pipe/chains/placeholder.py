@@ -32,12 +32,10 @@ _METHODS = frozenset((
     'std', 'var', 'argmax', 'argmin', 'copy', 'ravel', 'flatten', 'dot',
     'any', 'all', 'clip', 'argsort', 'repeat', 'take', 'cumsum', 'cumprod',
     'swapaxes', 'squeeze', 'round', 'diagonal', 'conj', 'trace'))
-#: Attributes that are arrays.
-_VIEWS = frozenset(('T', 'mT', 'real', 'imag'))
 #: Functions that need the shape only.
 _OF_SHAPES = frozenset((
-    numpy.zeros_like, numpy.ones_like, numpy.empty_like, numpy.full_like,
-    numpy.shape, numpy.ndim, numpy.size, numpy.result_type, numpy.can_cast,
+    numpy.zeros_like, numpy.ones_like, numpy.empty_like, numpy.shape,
+    numpy.ndim, numpy.size, numpy.result_type, numpy.can_cast,
     numpy.common_type, numpy.min_scalar_type, numpy.iscomplexobj,
     numpy.isrealobj))
 #: Functions that write files, or whose result's shape depends on floats.
@@ -53,35 +51,39 @@ class PlaceholderError(RuntimeError):
     """Python looked at data that are on another rank."""
 
 
+def _closed(what: str) -> Callable:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise looked_at(self, what)
+    return method
+
+
 class Placeholder(nested.Dataless):
-    """An array, or where NumPy gives one a number, without data.
+    """An array of ``xp``, NumPy or CuPy, without data.
 
     Args:
-        shape: Of the array.
-        dtype: Of the array.
         source: The output of a call, or the path of the parameter, for which
             the placeholder stands.
-        xp: ``numpy`` or ``cupy``.
         program: The :class:`.Program` with the call.
         scalar: Whether it stands for a NumPy number, not for an array:
             ``h * h.array.mean()`` calls another function than ``h * array``.
     """
 
     __array_priority__ = 100    # less than that of Variable
+    __array__ = _closed('numpy.asarray, or an index of another array,')
     flags = _FLAGS
 
     def __init__(self, shape: tuple[int, ...], dtype: Any,
                  source: Source | str | None = None, xp: Any = numpy,
                  program: Any = None, scalar: bool = False) -> None:
-        dtype, shape = numpy.dtype(dtype), tuple(map(int, shape))
-        size, item = math.prod(shape), dtype.itemsize
+        shape = tuple(map(int, shape))
         self.__dict__.update(
-            shape=shape, dtype=dtype, ndim=len(shape), size=size,
-            itemsize=item, nbytes=size * item, strides=tuple([
-                item * math.prod(shape[axis + 1:])
-                for axis in range(len(shape))]),
+            shape=shape, dtype=numpy.dtype(dtype), ndim=len(shape),
+            size=math.prod(shape), source=source, program=program,
             device='cpu' if xp is numpy else xp.cuda.Device(),
-            source=source, program=program, xp=xp, scalar=scalar)
+            xp=xp, scalar=scalar)
+
+    itemsize = property(lambda self: self.dtype.itemsize)
+    nbytes = property(lambda self: self.size * self.itemsize)
 
     # Chainer asks isinstance(), which reads this.  mypy wants an attribute
     # that can be set, as object.__class__ is.
@@ -100,8 +102,8 @@ class Placeholder(nested.Dataless):
         if name in _METHODS:
             return lambda *args, **kwargs: recorded(
                 _method(name), (self, *args), kwargs)
-        if name in _VIEWS and hasattr(numpy.ndarray, name):
-            return recorded(_attribute(name), (self,), {})
+        if name in ('T', 'real', 'imag'):
+            return recorded(getattr, (self, name), {})
         raise looked_at(self, f'.{name}')
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any,
@@ -113,8 +115,7 @@ class Placeholder(nested.Dataless):
 
     def __array_function__(self, function: Any, types: Any, args: Any,
                            kwargs: Any) -> Any:
-        filled = (*args[1:], *kwargs.values()) * (function is numpy.full_like)
-        if function in _OF_SHAPES and not any(map(is_placeholder, filled)):
+        if function in _OF_SHAPES:
             return function(*[made_up(one) if is_placeholder(one) else one
                               for one in args], **kwargs)
         if function in _LOOKS:
@@ -122,8 +123,7 @@ class Placeholder(nested.Dataless):
         return recorded(function, args, kwargs)
 
     def __getitem__(self, index: Any) -> Any:
-        if any(nested.array_of(item).dtype.kind == 'b'
-               for item in nested.leaves(index)[0]):
+        if any(one.dtype.kind == 'b' for one in nested.arrays(index)):
             raise looked_at(self, 'indexing by a condition')
         return recorded(operator.getitem, (self, index), {})
 
@@ -151,12 +151,6 @@ def _method(name: str) -> Callable:
     return function
 
 
-def _closed(what: str) -> Callable:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise looked_at(self, what)
-    return method
-
-
 def _operator(name: str, swapped: bool = False, in_place: bool = False
               ) -> Callable:
     function = getattr(operator, name)
@@ -174,8 +168,6 @@ def _operator(name: str, swapped: bool = False, in_place: bool = False
 for _name in ('bool', 'float', 'int', 'index', 'complex', 'iter', 'contains',
               'round', 'copy', 'setitem', 'setattr'):
     setattr(Placeholder, f'__{_name}__', _closed(f'__{_name}__'))
-Placeholder.__array__ = _closed(    # type: ignore[attr-defined]
-    'numpy.asarray, or an index of another array,')
 for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow',
               'matmul', 'and', 'or', 'xor', 'lshift', 'rshift'):
     setattr(Placeholder, f'__{_name}__', _operator(f'__{_name}__'))
@@ -194,9 +186,8 @@ class Ahead(chainer.Variable):
     """An output of a call that is not made yet."""
 
     def unchain(self) -> None:
-        """See ``chainer.Variable``; holds when the call is made."""
-        array = self._data[0]
-        array.program.notes.unchained.add(array.source)
+        """Becomes a variable of the array, which has no way back."""
+        self.__class__ = chainer.Variable
 
     @property
     def array(self) -> Any:
@@ -258,25 +249,19 @@ def looked_at(array: Any, what: str) -> PlaceholderError:
 
 def describe_source(array: Any) -> str:
     """The name of a placeholder's value in messages."""
-    if isinstance(array.source, Source) and array.program is not None:
-        return array.program.describe(array.source)
-    return f'parameter {array.source}' if isinstance(
-        array.source, str) else str(array.source)
+    return (f'parameter {array.source}' if array.program is None
+            else array.program.describe(array.source))
 
 
 _LIBRARIES = frozenset(('chainer', 'chainermn', 'numpy', 'cupy',
                         'chainer_fp8pipe', 'contextlib', 'copy'))
-_is_users: dict[Any, bool] = {}     # by code
 
 
 def frames_of_users(frame: Any) -> Iterator[Any]:
     """The frames outside of libraries, from this one outwards."""
     while frame is not None:
-        found = _is_users.get(frame.f_code)
-        if found is None:
-            found = _is_users[frame.f_code] = frame.f_globals.get(
-                '__name__', '').partition('.')[0] not in _LIBRARIES
-        if found:
+        name = frame.f_globals.get('__name__', '')
+        if name.partition('.')[0] not in _LIBRARIES:
             yield frame
         frame = frame.f_back
 
@@ -290,7 +275,6 @@ def user_line() -> str:
 
 # --- details -----------------------------------------------------------------
 
-_attribute = functools.lru_cache(None)(operator.attrgetter)
 _SOME = numpy.random.RandomState(0).uniform(.01, .1, 10007)
 _BITS = numpy.random.RandomState(0).randint(0, 2, 10007)
 _BITS[:2] = 1, 0
@@ -300,11 +284,7 @@ def made_up(array: Any, otherwise: bool = False) -> Any:
     """An array of a placeholder's shape and dtype with values of no meaning.
 
     Floats differ from each other such that a matrix has an inverse and a
-    Cholesky factor.
-
-    Args:
-        array: The placeholder.
-        otherwise: Take other values.
+    Cholesky factor.  ``otherwise``: other values.
     """
     if array.scalar:
         return made_up(Placeholder((1,), array.dtype), otherwise)[0]
@@ -316,8 +296,7 @@ def made_up(array: Any, otherwise: bool = False) -> Any:
             values[..., diagonal, diagonal] = .9
         if otherwise:
             values *= values.dtype.type(-37)
-    elif otherwise:
-        values = numpy.resize(_BITS, array.shape).astype(array.dtype)
     else:
-        return xp.zeros(array.shape, array.dtype)
+        values = numpy.resize(_BITS * otherwise, array.shape).astype(
+            array.dtype)
     return values if xp is numpy else xp.asarray(values)

@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,15 +57,12 @@ class Notes:
     numbers: list[Any] = field(default_factory=list)
     #: What stands for values of earlier programs, by program and name there.
     pins: dict[tuple[Program, Source], Source] = field(default_factory=dict)
-    unchained: set[Source] = field(default_factory=set)
 
 
 class Program:
     """The calls of one micro-batch, and on this rank their values.
 
-    Args:
-        names: Of the model's links and parameters.
-        place: Where in the training the micro-batch is; seeds what calls draw.
+    Its place in the training seeds what the calls draw.
     """
 
     layout: Layout
@@ -113,12 +111,12 @@ class Program:
 
     def description(self, where: str = '') -> dict[str, str]:
         """What all ranks must have recorded alike, by name."""
-        found = {
+        return {
             f'call {number}{where}': f'{call.name} in {call.link} giving '
             + ', '.join(str(value.shape) for value in call.outputs.values())
-            for number, call in enumerate(self.calls)}
-        return found | {f'number {index} in the calls{where}': repr(one)
-                        for index, one in enumerate(self.notes.numbers)}
+            for number, call in enumerate(self.calls)} | {
+            f'number {index} in the calls{where}': repr(one)
+            for index, one in enumerate(self.notes.numbers)}
 
     def key(self) -> Any:
         """Equal for programs with one layout."""
@@ -153,18 +151,17 @@ class Program:
             statistics: BatchStatistics) -> tuple[Tape, Arrays]:
         """Makes the calls of a chunk, named ``name``, on what has come.
 
-        Args:
-            statistics: Those of links that run as one call.
-
-        Returns:
-            The way back, and what goes on.
+        Returns the way back, and what goes on.  Links that run as one call
+        have their statistics counted.
         """
         layout, is_first = self.layout, not chainer.config.in_recomputing
         incoming = layout.incoming[chunk]
-        inputs = tuple([
-            chainer.Variable(array, requires_grad=self._wants(source))
+        calls = self.calls
+        inputs = tuple([chainer.Variable(array, requires_grad=calls[
+            source.call].outputs[source.output].wants)
             for source, array in zip(incoming, arrays, strict=True)])
         values: dict[Source, Any] = dict(zip(incoming, inputs, strict=True))
+        real = functools.partial(self.real, values)
         values.update({
             pin: chainer.Variable(before.values[source], requires_grad=False)
             for (before, source), pin in self.notes.pins.items()
@@ -175,22 +172,25 @@ class Program:
                 self.names.reporter.scope(found):
             for number, taken in enumerate(self.takes):
                 if taken and layout.chunks[number] == chunk:
-                    node = self._ready(number, values, is_first)
+                    node = self._ready(number, real, is_first)
                     numbers[id(node)] = number
-                    self._make(number, node, [
-                        self.real(x, values) for x in taken[2]], values)
+                    self._make(number, node, list(map(real, taken[2])), values)
         outputs = tuple([
             values[one] for one in layout.outgoing[chunk]
         ] if chunk + 1 < len(layout.outgoing) else [
-            chainer.as_variable(self.real(leaf, values))
+            chainer.as_variable(real(leaf))
             for leaf in nested.leaves(self.result)[0]])
         if is_first:
-            self._note_reports(chunk, values, found)
+            found.update({      # beside those of links run as a whole
+                key: nested.mapped(value, real)
+                for key, value in self.reports.items()
+                if layout.reporters[key] == chunk})
+            self.found.update({key: nested.mapped(value, _without_graph)
+                               for key, value in found.items()})
             self.values.update({
                 source: values[source].array for source in sources_in(
                     list(self.kept.values()))
                 if layout.chunks[source.call] == chunk})
-        calls = self.calls
 
         def describe(function: Any) -> str:
             number = numbers.get(id(function))
@@ -199,7 +199,7 @@ class Program:
         return (Tape(inputs, outputs, describe, numbers),
                 tuple([one.array for one in outputs]))
 
-    def _ready(self, number: int, values: dict, is_first: bool) -> Any:
+    def _ready(self, number: int, real: Callable, is_first: bool) -> Any:
         """The function of a call, ready to be run."""
         call = self.calls[number]
         node, attributes, arguments = self.takes[number] or (None, None, ())
@@ -209,8 +209,7 @@ class Program:
             for name in () if is_first else call.writes:
                 own[name] = own[name].copy()        # it has written
             for name in call.hidden:
-                own[name] = nested.mapped(
-                    own[name], lambda leaf: self.real(leaf, values))
+                own[name] = nested.mapped(own[name], real)
             if is_first and type(node) is WholeCall and chainer.config.train:
                 node.repeats = not chainer.config.enable_backprop
                 if node.repeats:
@@ -220,7 +219,7 @@ class Program:
     def _make(self, number: int, node: Any, arguments: list, values: dict
               ) -> None:
         """Makes one call; checks the shapes of its outputs."""
-        call, unchained = self.calls[number], self.notes.unchained
+        call = self.calls[number]
 
         def error(text: str) -> CallError:
             return CallError(f'{self.describe(Source(number, 0))}{text}')
@@ -233,10 +232,8 @@ class Program:
             raise
         except Exception as problem:
             raise error(f': {type(problem).__name__}: {problem}') from problem
-        expected = sum(type(key) is int for key in call.outputs)
-        if len(outs) != expected:
-            raise error(f' gave {len(outs)} arrays, and {expected} were '
-                        'expected')
+        if len(outs) in call.outputs or len(outs) - 1 not in call.outputs:
+            raise error(f' gave {len(outs)} arrays, which were others before')
         for key, value in call.outputs.items():
             source = call.forms[key].source
             if type(key) is str:
@@ -250,10 +247,8 @@ class Program:
                     f'{value.dtype} {value.shape} was expected for inputs '
                     'of these shapes; what a function, or a link that is run '
                     'as a whole, returns must follow from them')
-            if unchained and source in unchained:
-                out.unchain()
 
-    def real(self, value: Any, values: Mapping[Source, Any]) -> Any:
+    def real(self, values: Mapping[Source, Any], value: Any) -> Any:
         """What a placeholder stands for; other values as they are."""
         array = nested.array_of(value)
         if not is_placeholder(array) or isinstance(value, chainer.Parameter):
@@ -274,21 +269,6 @@ class Program:
         return chainer.Variable(found.array) if isinstance(
             value, chainer.Variable) else (
             found.array[()] if array.scalar else found.array)
-
-    # --- details -------------------------------------------------------------
-
-    def _wants(self, source: Source) -> bool:
-        value = self.calls[source.call].outputs[source.output]
-        return value.wants and value.dtype.kind == 'f'
-
-    def _note_reports(self, chunk: int, values: dict, inside: dict) -> None:
-        for name, value in inside.items():      # in links run as a whole
-            self.found[name] = nested.mapped(value, _without_graph)
-        for name, value in self.reports.items():
-            if self.layout.reporters[name] == chunk:
-                self.found[name] = nested.mapped(
-                    value, lambda leaf: _without_graph(
-                        self.real(leaf, values)))
 
     @contextlib.contextmanager
     def _as_recorded(self, number: int, call: KnownCall, node: Any,

@@ -3,7 +3,7 @@
 # its calls comes here: it is written down and not made, and forward goes on
 # with placeholders for the outputs.  Most calls have been written down before:
 # all but the values of arrays follows from a call's form (`forms`), what it
-# reads, and the links around it.  A new form is measured.
+# reads, and the links around it.  A new form is measure.measured.
 #
 # So Python runs once for a micro-batch on each rank, and all ranks have drawn,
 # counted and appended the same: nothing is put back, and control flow may be
@@ -18,17 +18,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
 from chainer import Variable
-from chainer.functions.array.as_strided import AsStrided
 
 from ..intercept.function_calls import (
-    Interceptor,
     _variable,
     hold_calls,
     intercepting,
@@ -36,62 +35,48 @@ from ..intercept.function_calls import (
 )
 from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
-from . import collectives, nested
+from . import measure, nested
 from .attributes import Names, copied, on_copies, set_attributes
 from .calls import Source
+from .collectives import PATCHES, Answering
 from .deferred import place_array, set_placeholder
 from .forms import Forms, persistent_in
-from .measure import (
-    CHAINERS,
-    KnownCall,
-    attributes_of,
-    counted,
-    function_of,
-    measured,
-)
+from .measure import KnownCall
 from .placeholder import (
     Ahead,
     PlaceholderError,
     is_placeholder,
-    looked_at,
     placeholder,
     remade,
     sources,
     user_line,
 )
 from .program import LOCAL, Program
-from .whole_call import ArrayCall, WholeCall, call_whole, is_marked
+from .whole_call import MARK, ArrayCall, WholeCall, call_whole
 
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
 NOWHERE = Place(0, 0, 0, 0)
 _NUMBERS = frozenset((int, bool, float))
-#: In place of NaN, whose hash is another one on each rank, as None's may be.
-_NAN = 1 << 60
 #: So many calls are kept to be written down again.
 _FORMS = 1 << 14
 
 
 class Recorder:
-    """Records a model's forward passes.
-
-    Args:
-        names: Of the model's links and parameters, which may be placeholders.
-        pipeline: The ranks over which the model is to be cut; None: unknown.
-    """
+    """Records forward passes of a model, to be cut over a pipeline."""
 
     def __init__(self, names: Names, pipeline: Any = None) -> None:
         self.names, self.pipeline = names, pipeline
-        collectives.hold(self)
+        for patch in PATCHES:
+            patch.hold(self)
         hold_calls(map(type, names.links.values()), self)
         self.timed = False      # whether calls that are new are timed
         self._reasons: dict[str, str] = {}
-        #: By configuration: figures by form, and calls by form, what they
-        #: read, and links around them.
-        self.forms: dict[str, dict[Any, Any]] = {}
+        #: By configuration: calls by form, and by key (`forms`).
+        self.forms: dict[str, dict[Any, KnownCall]] = {}
         #: Paths of the links that are run as one call.
         self.atomic: frozenset[str] = frozenset(
-            name for name, link in names.links.items() if is_marked(link))
+            name for name, link in names.links.items() if MARK in vars(link))
 
     def undivided(self) -> list[str]:
         """The links that are run as one call because they look at data."""
@@ -103,11 +88,7 @@ class Recorder:
                statistics: BatchStatistics | None = None) -> Program:
         """The program of what ``run`` calls, in a block of `placeholders`.
 
-        Args:
-            run: The model, or what calls it.
-            both: Its arguments by place and by name, which it gets copies of.
-            place: Where in the training that is.
-            statistics: Gathers those of batch normalisations.
+        It is called with copies of ``both``, arguments by place and by name.
 
         Raises:
             PlaceholderError: The model's own forward looks at computed data.
@@ -179,55 +160,50 @@ class OfBatch(chainer.Variable):
         self.place = place
 
 
-class _Recording(Interceptor):
+class _Recording(Answering):
     """Writes down the calls of one forward pass."""
 
     def __init__(self, recorder: Recorder, program: Program,
                  statistics: BatchStatistics) -> None:
-        self._recorder, self._names = recorder, recorder.names
+        self.recorder, self._names = recorder, recorder.names
         self.program, self._statistics = program, statistics
         self._first_call: dict[int, int] = {}   # of each link, by its id
+        # By output that is a view, whose memory it is in; None: the batch's.
+        self._memory: dict[Source, Source | None] = {}
         # The links around the first look at data, from the model inwards.
         self.looking: list[str] = []
         self._forms = Forms(program)
-        self._stack = self._forms.stack
         if sum(map(len, recorder.forms.values())) > _FORMS:
             recorder.forms.clear()
-        self.known = recorder.forms.setdefault(repr({
+        self.known: Any = recorder.forms.setdefault(repr({
             **self._forms.config, 'train': chainer.config.train,
             'enable_backprop': chainer.config.enable_backprop}), {})
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
-        self._hooks = dict(chainer.get_function_hooks())
+        self._hooks = len(chainer.get_function_hooks())
 
     # --- the interceptor -----------------------------------------------------
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
-        self._stack.append(link)
+        stack = self._forms.stack
+        stack.append(link)
         try:
-            if self._names.of(link) in self._recorder.atomic:
+            if self._names.of(link) in self.recorder.atomic:
                 return call_whole(link, args, kwargs)
             return self._statistics.call_link(link, args, kwargs, original)
         except PlaceholderError:
             self.looking = self.looking or list(filter(
-                None, map(self._names.of, self._stack)))
+                None, map(self._names.of, stack)))
             raise
         finally:
-            self._stack.pop()
+            stack.pop()
+
+    #: Records a function of NumPy's, or an operator, of placeholders.
+    compute = staticmethod(functools.partial(call_whole, of=ArrayCall))
 
     def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
         return call_whole(function, args, kwargs)
-
-    def compute(self, function: Callable, args: Any, kwargs: Any) -> Any:
-        """Records a function of NumPy's, or an operator, of placeholders."""
-        return call_whole(function, args, kwargs, ArrayCall)
-
-    def communicate(self, name: str, comm: Any,
-                    answer: Callable[[], Any] | None,
-                    original: Callable[[], Any]) -> Any:
-        return collectives.answered(name, comm, answer,
-                                    self._recorder.pipeline)
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         """Leaves a placeholder of a parameter of the model's."""
@@ -240,7 +216,7 @@ class _Recording(Interceptor):
         return True
 
     def leave_out(self, labels: Any, label: int) -> None:
-        self.program.notes.labels.append(counted(labels, label))
+        self.program.notes.labels.append(measure.counted(labels, label))
 
     def before_backward(self, outputs: Any) -> None:
         raise PlaceholderError(
@@ -250,15 +226,12 @@ class _Recording(Interceptor):
 
     def before_unchain(self, output: chainer.Variable) -> None:
         """Has all that an output was made of unchained where it is made."""
-        array, program = nested.array_of(output), self.program
-        if not is_placeholder(array) or array.program is not program:
-            return
-        to_do = list(sources(array))
-        while to_do:
-            source = to_do.pop()
-            if source not in program.notes.unchained:
-                program.notes.unchained.add(source)
-                to_do += program.calls[source.call].inputs
+        to_do: list[Any] = [output]
+        for x in to_do:             # which grows
+            if type(x) is Ahead and x.array.program is self.program:
+                taken = self.program.takes[x.array.source.call]
+                to_do += taken[2] if taken else ()
+                x.unchain()
 
     # --- after the run -------------------------------------------------------
 
@@ -266,12 +239,11 @@ class _Recording(Interceptor):
         """Raises an error for values that forward must not set so."""
         for path, link in self._names.links.items():
             for name in link._persistent:
-                value = vars(link).get(name)
-                if is_placeholder(nested.array_of(value)):
+                if is_placeholder(nested.array_of(vars(link).get(name))):
                     self.looking = [path]
                     raise PlaceholderError(
-                        f'link {path} sets its persistent {name!r} to '
-                        f'{value!r}, so that the link cannot be cut')
+                        f'link {path} sets its persistent {name!r} to a value '
+                        'of another rank, so that the link cannot be cut')
         for path, parameter in self._names.parameters.items():
             before = self._arrays[path]
             if before is not None and before is not parameter._data[0]:
@@ -286,8 +258,8 @@ class _Recording(Interceptor):
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         # Each call of each micro-batch comes here on each rank, and most are
         # like one of an earlier program.
-        function, program = function_of(node), self.program
-        if chainer.get_function_hooks() != self._hooks:
+        function, program = measure.function_of(node), self.program
+        if len(chainer.get_function_hooks()) != self._hooks:
             raise PlaceholderError(
                 f'{user_line()}: a function hook in forward would see no '
                 'call, as none is made yet; put it around the training, or '
@@ -297,8 +269,7 @@ class _Recording(Interceptor):
         key = self._forms.of(function, inputs)
         call = self.known.get(key) or self._new(key, node, inputs, original)
         for name in call.numbers:
-            value = own[name]
-            program.notes.numbers.append(value if value == value else _NAN)
+            program.notes.numbers.append(own[name])
         if call.alone:
             _check_place(inputs, program.place)
             with suspended(), chainer.no_backprop_mode():
@@ -312,7 +283,7 @@ class _Recording(Interceptor):
             attributes[name] = _copied(attributes[name])
         if call.real:
             _check_place(inputs, program.place)
-            arguments = tuple([_kept(x) if index in call.real else x
+            arguments = tuple([_copied(x) if index in call.real else x
                                for index, x in enumerate(inputs)])
         program.calls.append(call)
         program.takes.append((node, attributes, arguments))
@@ -332,72 +303,73 @@ class _Recording(Interceptor):
     def _new(self, key: Any, node: Any, inputs: tuple, original: Callable
              ) -> KnownCall:
         """Finds out about a call what all calls with its key share."""
-        recorder, forms = self._recorder, self._forms
+        forms = self._forms
         read, form = forms.read, key and key[0]
-        if type(node) is AsStrided and read:
-            raise looked_at(nested.array_of(inputs[0]), 'as_strided')
-        figures = self.known.get(form) or measured(
-            node, inputs, original, self._link(), self._names,
-            recorder.pipeline, recorder.timed)
-        own = {name: value for name, value in attributes_of(node).items()
-               if name not in CHAINERS}
+        alike = self.known.get(form) or measure.measured(
+            node, inputs, original, self.recorder)
+        every = measure.attributes_of(node)
+        own = {name: value for name, value in every.items()
+               if name not in measure.CHAINERS}
         number = len(self.program.calls)
+        stack = list(filter(None, map(self._names.of, forms.stack)))
         names = tuple(dict.fromkeys([
-            *(one for one in read if type(one) is str), *figures.inner]))
+            *(one for one in read if type(one) is str), *alike.inner]))
         arrays = [_real_in(x) for x in inputs]
         attributes = _real_in(list(own.values()))
-        used = dict.fromkeys([
-            path for array in itertools.chain(attributes, *arrays)
-            if (path := forms.owner_of(array))])
+        used = dict.fromkeys(filter(None, map(
+            forms.owner_of, itertools.chain(attributes, *arrays))))
         for path in used:
             self._statistics.check(self._names.links[path])
-        whole = self._whole(node, names, {
+        given = [sources(nested.array_of(x)) for x in inputs]
+        in_memory = self._memory
+        for output, index in alike.views.items():
+            in_memory[Source(number, output)] = next(
+                (in_memory.get(one, one) for one in given[index]), None)
+        retained = [*(one for index in alike.kept_inputs
+                      for one in given[index]),
+                    *(Source(number, index) for index in alike.kept_outputs)]
+        whole = self._whole(node, names, stack, {
             forms.owners.get(id(array)) for array in attributes})
         call = dataclasses.replace(
-            figures, link=self._link(),
+            alike, link=stack[-1] if stack else '/',
             path=tuple([self._first_call.setdefault(id(link), number)
-                        for link in self._stack]),
+                        for link in forms.stack]),
             inputs=tuple([one for one in read if type(one) is Source]),
+            retained=tuple(filter(None, dict.fromkeys([
+                in_memory.get(one, one) for one in retained]))),
             parameters=names, whole=whole, reads=tuple(used),
             # What follows from the batch alone is no call of the program.
-            alone=not (read or whole or used or figures.inner
-                       or figures.draws),
+            alone=not (read or whole or used or alike.inner or alike.draws),
             forms={output: remade(one, source=Source(number, output))
-                   for output, one in figures.forms.items()},
-            numbers=tuple([
-                name for name, value in attributes_of(node).items()
-                if type(value) in _NUMBERS]),
-            hidden=tuple([name for name, value in own.items() if len(
-                _real_in(value)) < len(nested.leaves(value)[0])]),
-            copied=tuple([
-                name for name, value in own.items()
-                if name not in figures.writes
-                and _may_change(value, forms.owners)]),
+                   for output, one in alike.forms.items()},
+            numbers=tuple([name for name, value in every.items()
+                           if type(value) in _NUMBERS]),
+            hidden=tuple([name for name, value in own.items() if any(
+                map(is_placeholder, nested.arrays(value)))]),
+            copied=tuple([name for name, value in own.items()
+                          if _may_change(value) and name not in alike.writes
+                          and id(value) not in forms.owners]),
             real=tuple([index for index, x in enumerate(inputs)
                         if arrays[index] and self._names.of(x) is None]),
-            config={} if vars(LOCAL) == forms.config else {
-                name: value for name, value in vars(LOCAL).items()
-                if name not in forms.config or forms.config[name] != value})
+            config={name: value for name, value in vars(LOCAL).items()
+                    if name not in forms.config
+                    or forms.config[name] != value})
         # A number beside arrays may be another one in the next batch.
         if key is not None and not (
-                figures.form and _has_constants(figures.form[0])):
-            self.known.update({form: figures, key: call})
+                alike.form and _has_constants(alike.form[0])):
+            self.known.update({form: alike, key: call})
         return call
 
-    def _link(self) -> str:
-        return self._names.of(self._stack[-1]) or '/' if self._stack else '/'
-
-    def _whole(self, node: Any, names: Iterable[str], written: set[str | None]
-               ) -> tuple[str, ...]:
+    def _whole(self, node: Any, names: Iterable[str], stack: list[str],
+               written: set[str | None]) -> tuple[str, ...]:
         """Links whose calls must all be on one chunk.
 
         They are run as one call, or the function writes to their arrays.
         """
         links = self._names.links
-        stack = list(filter(None, map(self._names.of, self._stack)))
         whole = [path for path in stack if path in written]
         if isinstance(node, WholeCall):
-            if stack and stack[-1] in self._recorder.atomic:
+            if stack and stack[-1] in self.recorder.atomic:
                 whole += [path for path in links if f'{path}/'.startswith(
                     f'{stack[-1].rstrip("/")}/')]
             whole += [path for path in (
@@ -421,10 +393,9 @@ def between_calls(place: Place) -> Iterator[None]:
 
 def record_example(recorder: Recorder, run: Callable, timed: bool,
                    both: Any = ((), {})) -> Program:
-    """The program of a call in training, with what each retains for backward.
+    """The program of a call in training; links are as before.
 
-    Links are as before.  Outputs may lie in the memory of other values, which
-    are retained then.
+    What its calls retain for backward is known in a new recorder's only.
     """
     recorder.timed = timed
     with chainer.using_config('train', True), \
@@ -432,43 +403,12 @@ def record_example(recorder: Recorder, run: Callable, timed: bool,
             on_copies(recorder.names.links, run), recorder.placeholders():
         program = recorder.record(run, both)
     recorder.timed = False
-    memory: dict[Source, Source | None] = {}
-    for number, (call, taken) in enumerate(zip(
-            program.calls, program.takes, strict=True)):
-        read = [sources(nested.array_of(x)) for x in taken[2]] if taken else []
-        for output, index in call.views.items():
-            memory[Source(number, output)] = next(
-                (memory.get(source, source) for source in read[index]), None)
-        retained = [
-            *(source for index in call.kept_inputs
-              for source in read[index]),
-            *(Source(number, index) for index in call.kept_outputs)]
-        call.retained = tuple(filter(None, dict.fromkeys(
-            memory.get(source, source) for source in retained)))
     return program
 
 
 def _real_in(value: Any) -> list[Any]:
     """The arrays in a value that are no placeholders."""
-    return [array for leaf in nested.leaves(value)[0] if not is_placeholder(
-        array := nested.array_of(leaf))]
-
-
-def _may_change(value: Any, owners: Mapping[int, str]) -> bool:
-    """Whether Python may write to a list or an array in a value."""
-    if isinstance(value, tuple):
-        return any(_may_change(one, owners) for one in value)
-    return isinstance(value, (list, dict)) or isinstance(
-        value, nested.ARRAYS) and not is_placeholder(value) and (
-            id(value) not in owners)
-
-
-def _copied(value: Any) -> Any:
-    """A copy of an attribute, with copies of the arrays in it."""
-    found, tree = nested.leaves(value)
-    return nested.rebuilt(tree, [
-        one if is_placeholder(nested.array_of(one)) or isinstance(
-            one, Variable) else one.copy() for one in found])
+    return [one for one in nested.arrays(value) if not is_placeholder(one)]
 
 
 def _check_place(inputs: Iterable[Any], place: Place) -> None:
@@ -491,8 +431,22 @@ def _has_constants(tree: Any) -> bool:
                for one in content)
 
 
-def _kept(x: Any) -> Any:
-    """An input that Python may write to afterwards: a copy of it."""
-    if isinstance(x, Variable):
-        return Variable(x._data[0].copy(), requires_grad=x.requires_grad)
-    return x.copy() if hasattr(x, 'copy') else x
+def _may_change(value: Any) -> bool:
+    """Whether Python may write to a value, or to what is in it."""
+    try:
+        hash(value)
+    except TypeError:
+        return True
+    return False
+
+
+def _copied(value: Any) -> Any:
+    """A copy of what a call is given, with copies of the arrays in it."""
+    def one(leaf: Any) -> Any:
+        if is_placeholder(nested.array_of(leaf)) or isinstance(
+                leaf, chainer.Parameter):
+            return leaf
+        return Variable(leaf._data[0].copy(), requires_grad=(
+            leaf.requires_grad)) if isinstance(leaf, Variable) else leaf.copy()
+    found, tree = nested.leaves(value)
+    return nested.rebuilt(tree, list(map(one, found)))

@@ -14,7 +14,8 @@ from . import nested
 from .placeholder import is_placeholder, remade
 
 _NOTHING = numpy.zeros(1, 'f')
-_MARK = '_chainer_fp8pipe_atomic'
+#: The attribute of a link that was marked by :func:`atomic`.
+MARK = '_chainer_fp8pipe_atomic'
 
 
 def atomic(function: Any) -> Any:
@@ -38,7 +39,7 @@ def atomic(function: Any) -> Any:
         ...     return x * (2.0 if float(abs(x.array).max()) < 1 else 1.0)
     """
     if isinstance(function, chainer.Link):
-        vars(function)[_MARK] = True
+        vars(function)[MARK] = True
         return function
 
     @functools.wraps(function)
@@ -50,22 +51,14 @@ def atomic(function: Any) -> Any:
     return call
 
 
-def is_marked(link: chainer.Link) -> bool:
-    """Whether a link was marked by :func:`atomic`."""
-    return _MARK in vars(link)
-
-
 class ArrayCall(chainer.FunctionNode):
     """A function of arrays as one node, through which no gradient goes.
 
-    Args:
-        run: The function.
-        tree: Of its arguments.
-        kinds: Of each leaf of the arguments: ``'variable'``, ``'array'`` or,
-            where NumPy has a number, ``'number'``.
+    It has the tree of its arguments, and of each leaf the kind:
+    ``'variable'``, ``'array'`` or, where NumPy has a number, ``'number'``.
     """
 
-    #: Tree of what the function returned, and the kinds of its leaves.
+    #: The same of what the function returned.
     result: tuple[Any, tuple[str, ...]]
 
     def __init__(self, run: Callable, tree: Any, kinds: tuple[str, ...]
@@ -75,9 +68,6 @@ class ArrayCall(chainer.FunctionNode):
     @property
     def label(self) -> str:
         return getattr(self.run, '__name__', type(self.run).__name__)
-
-    def check_layout_forward(self, inputs: Any) -> None:
-        """Any layout will do."""
 
     def forward(self, inputs: tuple) -> tuple:
         args, kwargs = nested.rebuilt(self.tree, [
@@ -170,14 +160,11 @@ def call_whole(run: Callable, args: Any, kwargs: Any,
     if of is WholeCall:
         inputs.append(chainer.Variable(_NOTHING))
     outputs = node.apply(tuple(inputs))
-    tree, kinds = node.result
-    return nested.rebuilt(tree, [
-        output if kind == 'variable' else
-        _number(nested.array_of(output)) if kind == 'number'
-        else nested.array_of(output)
-        for output, kind in zip(outputs, kinds, strict=True)])
-
-
-def _number(array: Any) -> Any:
-    return (remade(array, scalar=True) if is_placeholder(array)
-            else array[()])
+    found = []
+    for output, kind in zip(outputs, node.result[1], strict=True):
+        array = nested.array_of(output)
+        if kind == 'number':
+            array = (remade(array, scalar=True) if is_placeholder(array)
+                     else array[()])
+        found.append(output if kind == 'variable' else array)
+    return nested.rebuilt(node.result[0], found)

@@ -105,8 +105,8 @@ def test_a_placeholder_says_what_it_is_without_its_data():
                                                                  12)
     assert chainer.backend.get_array_module(array) is np
     assert 'float32 (3, 4)' in f'{array} {array!r}'
-    np.testing.assert_array_equal(np.full_like(array, 2, 'i'),
-                                  np.full((3, 4), 2, 'i'))
+    np.testing.assert_array_equal(np.ones_like(array, 'i'),
+                                  np.ones((3, 4), 'i'))
     assert chainer.Variable(array).shape == (3, 4)
 
 

@@ -371,7 +371,7 @@ VARIANTS = {
 def written(program):
     """All that a program says of its calls, but for the calls' arrays."""
     def about(value):
-        return repr([getattr(one, 'shape', one) for one in (
+        return repr([(type(one), getattr(one, 'shape', one)) for one in (
             value if isinstance(value, (tuple, list)) else [value])])
     return [(
         call.name.partition(' ')[0],    # which has a number, now and then
@@ -381,7 +381,7 @@ def written(program):
          if not callable(value)}, list(map(about, arguments)))
         for call, (_, attributes, arguments) in zip(
             program.calls, program.takes, strict=True)] + [
-            repr(program.notes.numbers), program.notes.unchained]
+            repr(program.notes.numbers)]
 
 
 def test_a_batch_is_recorded_as_if_it_were_the_first():

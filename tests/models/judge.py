@@ -139,9 +139,8 @@ def counted_times():
     What is measured would cut a model now here, now there, as the machine is
     busy.
     """
-    ticks = itertools.count()
-    with mock.patch.object(measure, 'clock_of', return_value=(
-            lambda: 1e-3 * next(ticks))):
+    with mock.patch.object(measure, 'clock', side_effect=(
+            1e-3 * tick for tick in itertools.count())):
         yield
 
 
