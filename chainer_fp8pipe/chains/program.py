@@ -166,6 +166,16 @@ class Program:
             pin: chainer.Variable(before.values[source], requires_grad=False)
             for (before, source), pin in self.notes.pins.items()
             if layout.chunks[pin.call] == chunk})
+        # What no later call reads goes, unless it is asked for at the end.
+        later = {*layout.outgoing[chunk], *sources_in([
+            self.result, *self.kept.values(), *self.reports.values()])}
+        unread: dict[int, set[Source]] = {}
+        for number in reversed(range(len(calls))):
+            if layout.chunks[number] == chunk:
+                unread[number] = {*calls[number].inputs, *[
+                    one.source for one in calls[number].forms.values()]
+                    } - later
+                later |= unread[number]
         numbers: dict[int, int] = {}
         found: dict[str, Any] = {}
         with intercepting(_Making(statistics)), \
@@ -175,6 +185,8 @@ class Program:
                     node = self._ready(number, real, is_first)
                     numbers[id(node)] = number
                     self._make(number, node, list(map(real, taken[2])), values)
+                    for source in unread[number]:
+                        values.pop(source, None)
         outputs = tuple([
             values[one] for one in layout.outgoing[chunk]
         ] if chunk + 1 < len(layout.outgoing) else [
