@@ -147,8 +147,13 @@ class Partition:
                 arrays) != shapes(others.get(key, []))), frozenset(
                     key for key, value in moved.items()
                     if key in numbers and numbers[key] == value)
-        found = frozenset(key for key in kept if type(
-            links[key[0]]).__module__.startswith('chainer.'))
+        # An argument itself is of its samples, too.
+        given = nested.leaves(both)[0]
+        found = frozenset(key for key, arrays in kept.items() if type(
+            links[key[0]]).__module__.startswith('chainer.') or all(any(
+                not is_placeholder(array) and array.shape == one.shape
+                and bool((array == one).all()) for one in given)
+                for array in arrays))
         for path, name in sorted(kept.keys() - found):
             if self.plan.micro_batches > 1:
                 raise ValueError(
