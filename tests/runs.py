@@ -47,7 +47,8 @@ def _process(folder: Path) -> Iterator[tuple[io.StringIO, io.StringIO]]:
 
 
 def run_here(comm: MPI.Comm, folder: Path, script: str, *options: Any,
-             arguments: Sequence[str] = ()) -> SimpleNamespace:
+             arguments: Sequence[str] = (), command: str = 'run'
+             ) -> SimpleNamespace:
     """``run *options script.py *arguments`` on these ranks, which are all.
 
     A script that raises must do so on all ranks.
@@ -61,7 +62,7 @@ def run_here(comm: MPI.Comm, folder: Path, script: str, *options: Any,
         (folder / 'script.py').write_text(script)
     comm.Barrier()
     return _on_all(comm, folder, lambda: main(
-        ['run', *map(str, options), 'script.py', *arguments]))
+        [command, *map(str, options), 'script.py', *arguments]))
 
 
 def run_python(comm: MPI.Comm, folder: Path, script: Path | str,

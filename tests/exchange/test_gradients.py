@@ -118,18 +118,6 @@ def test_gradients_in_shared_memory_leave_parameters_alone(
         communicator.finalize()
 
 
-def test_entries_describe_what_must_be_equal():
-    model = Model(shapes=((2, 3), (4,)))
-    with model.init_scope():
-        model.lazy = chainer.Parameter(chainer.initializers.Zero())
-    model.p0.grad = numpy.zeros((2, 3), 'f4')
-    assert Gradients(model, zero_fill=False).entries == {
-        'the loss scale': 'None',
-        'parameter /lazy': 'not initialised',
-        'parameter /p0': 'float32 (2, 3)',
-        'parameter /p1': 'float32 (4,) without gradient'}
-
-
 def test_filled_gradients_get_the_loss_scale_of_the_others():
     model = Model(shapes=((2,), (3,)))
     set_gradients(model, 0)

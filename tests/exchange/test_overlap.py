@@ -12,7 +12,6 @@ from mpi4py import MPI
 
 from tests.images.processes import eventually
 from tests.ranks import on_ranks, run_script
-from tests.training.trainers import make_trainer, weights
 
 from ..communicators.helpers import with_aggregators
 from ..communicators.networks import NETWORKS, Plain
@@ -170,19 +169,6 @@ def test_a_generator_and_a_discriminator_are_trained_together(
     overlapped, sent = adversaries(True)
     assert plain == overlapped
     assert max(sent) > 0
-
-
-@on_ranks(2)
-def test_a_trainer_with_a_standard_updater_needs_no_change(comm, tmp_path):
-    found = []
-    for overlap in False, True:
-        trainer, communicator = make_trainer(
-            comm, tmp_path, overlap=overlap, bucket_bytes=200)
-        with counting(communicator) as sent:
-            trainer.run()
-        found.append(weights(trainer))
-        assert not overlap or sent[-1] > 0
-    assert found[0] == found[1]
 
 
 @on_ranks(3)

@@ -5,7 +5,6 @@ from chainer_fp8pipe.planner.job_plan import JobPlan, Way
 import pytest
 
 from tests.digits_runs import SCRIPT, check_run
-from tests.forks import run_in_forks, script_folders
 from tests.planner.plans import replicas, stages
 from tests.ranks import run_script
 from tests.test_main import SCRIPT as CHAINERMN
@@ -37,67 +36,21 @@ def test_the_log_and_the_files_are_those_of_a_serial_run(
         assert second.endswith('/predictor/l2/W, forward twice')
 
 
-_HEAD = '''
-import chainer, chainermn, numpy as np
-import chainer.functions as F
-import chainer.links as L
-from chainer import training
-data = [(np.full(3, n, 'f') / 16, np.int32(n % 2)) for n in range(16)]
-class Net(L.Classifier):
-    def forward(self, x, t):
-        return F.softmax_cross_entropy(F.dropout(self.predictor(x)), t)
-model = Net(L.Linear(3, 2))
-optimizer = chainer.optimizers.MomentumSGD(0.1).setup(model)
-iterator = chainer.iterators.SerialIterator(data, 6)
-'''
-
-
-# --- what is refused --------------------------------------------------------
-
-REFUSED = [
-    ('print(1)', replicas(1), 'nothing to train as a pipeline'),
-    ("""
-class Looks(Net):
-    def forward(self, x, t):
-        float(self.predictor(x).array.max())
-        return super().forward(x, t)
-training.StandardUpdater(iterator, optimizer.setup(Looks(L.Linear(3, 2))))
-""", replicas(1), 'script.py:16: __float__ needs the value'),
-]
-
-
-@pytest.fixture(scope='module')
-def refusals(tmp_path_factory):
-    """What is said to each script of REFUSED with its plan."""
-    folders = script_folders(tmp_path_factory,
-                             [_HEAD + lines for lines, _, _ in REFUSED])
-    for folder, (_, plan, _) in zip(folders, REFUSED, strict=True):
-        plan.save(str(folder / 'plan.json'))
-    return run_in_forks(['run', '--plan', 'plan.json', 'script.py'], folders)
-
-
-@pytest.mark.parametrize('case', range(len(REFUSED)))
-def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
-    done = refusals[case]
-    assert done.returncode == 2, done.stderr
-    assert len([line for line in done.stderr.splitlines()
-                if REFUSED[case][2] in line]) == 1
-    assert 'Traceback' not in done.stderr
-
-
-@pytest.mark.parametrize(('before', 'message'), [
+@pytest.mark.parametrize(('before', 'message', 'script'), [
     (['--plan', 'plan.json', '--warmup', '2'], '--warmup does not go with '
-     '--plan, as the plan says it; leave one of them out, or edit "choice"'),
-    (['--plan', 'no.json'], 'no.json: No such file'),
-    (['--plan', 'alone.json'], 'one process is for 1 rank, not 2; start'),
+     '--plan, as the plan says it; leave one of them out, or edit "choice"',
+     CHAINERMN),
+    (['--plan', 'no.json'], 'no.json: No such file', CHAINERMN),
+    (['--plan', 'alone.json'], 'one process is for 1 rank, not 2; start',
+     CHAINERMN),
     (['--plan', 'plan.json'], 'plan.json has 2 stages, 3 micro-batches, 1f1b, '
-     'and is of a script that creates no communicator')])
-def test_all_ranks_refuse_together(tmp_path, before, message):
-    """Other options, a plan that is not there, stages of a ChainerMN script.
-    """
+     'and is of a script that creates no communicator', CHAINERMN),
+    (['--plan', 'plan.json'], 'nothing to train as a pipeline', 'print(1)')])
+def test_all_ranks_refuse_together(tmp_path, before, message, script):
+    """Other options, a plan that is not there, another kind of script."""
     stages(2).save(str(tmp_path / 'plan.json'))
     JobPlan(Way(), 2, 60).save(str(tmp_path / 'alone.json'))
-    (tmp_path / 'train.py').write_text(CHAINERMN)
+    (tmp_path / 'train.py').write_text(script)
     done = run(tmp_path, 2, script='train.py', before=before)
     assert done.returncode == 2
     assert done.stderr.count(message) == 1

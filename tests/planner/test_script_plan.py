@@ -1,7 +1,6 @@
 """Which scripts ``plan`` takes, and what it says to the others."""
-import pytest
-
-from tests.forks import run_in_forks, script_folders
+from tests.ranks import on_ranks
+from tests.runs import run_here
 
 _HEAD = '''
 import chainer, chainermn, numpy as np, os
@@ -42,22 +41,16 @@ REFUSED = [
 ]
 
 
-@pytest.fixture(scope='module')
-def refusals(tmp_path_factory):
-    """What each script of REFUSED says, and its folder."""
-    folders = script_folders(tmp_path_factory,
-                             [_HEAD + lines for lines, _ in REFUSED])
-    return list(zip(run_in_forks(
-        ['plan', '--seconds', '1', '-o', 'plan.json', 'script.py'], folders),
-        folders, strict=True))
-
-
-@pytest.mark.parametrize('case', range(len(REFUSED)))
-def test_what_cannot_be_planned_is_refused_in_one_line(refusals, case):
-    done, folder = refusals[case]
-    assert done.returncode == 2, done.stderr
-    assert REFUSED[case][1] in done.stderr.splitlines()[-1]
-    assert done.stderr.splitlines()[-1].startswith('chainer_fp8pipe plan: ')
-    assert 'Traceback' not in done.stderr
-    assert not (folder / 'plan.json').exists()
-    assert not (folder / 'went on').exists()
+@on_ranks(1)
+def test_what_cannot_be_planned_is_refused_in_one_line(comm, tmp_path):
+    for number, (lines, message) in enumerate(REFUSED):
+        folder = tmp_path / str(number)
+        done = run_here(comm, folder, _HEAD + lines, '--seconds', '1', '-o',
+                        'plan.json', command='plan')
+        assert done.returncode == 2, done.stderr
+        assert message in done.stderr.splitlines()[-1]
+        assert done.stderr.splitlines()[-1].startswith(
+            'chainer_fp8pipe plan: ')
+        assert 'Traceback' not in done.stderr
+        assert not (folder / 'plan.json').exists()
+        assert not (folder / 'went on').exists()

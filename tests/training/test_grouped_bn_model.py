@@ -161,23 +161,13 @@ def test_bad_input_is_an_error_on_every_rank(comm):
     assert comm.allreduce(1) == comm.size
 
 
-def flat(x):
-    return F.reshape(x, (len(x), 64))
-
-
 def network():
     np.random.seed(0)
     model = chainer.Sequential(
-        L.Convolution2D(2, 6, 3, pad=1, nobias=True),
-        L.BatchNormalization(6), F.relu,
-        L.Convolution2D(6, 4, 3, pad=1, nobias=True),
-        L.BatchNormalization(4),
-        # Chainer's own way from images to vectors knows no empty batch.
-        flat, L.Linear(64, 5))
-    random = np.random.RandomState(0)
-    model(np.zeros((1, 2, 4, 4), 'f'))
+        L.Linear(8, 6, nobias=True), L.BatchNormalization(6), F.relu,
+        L.Linear(6, 4, nobias=True), L.BatchNormalization(4), L.Linear(4, 5))
     for parameter in model.params():
-        parameter.array[...] += 0.1 * random.randn(*parameter.shape)
+        parameter.array[...] += 0.1 * np.random.randn(*parameter.shape)
     model.cleargrads()
     return model
 
@@ -185,8 +175,7 @@ def network():
 def step(model, x, t):
     """Gradients of the sum of losses; inputs may be empty."""
     with chainer.using_config('train', True):
-        loss = F.sum(F.log_softmax(model(x)) * F.cast(
-            np.eye(5, dtype='f')[t], 'float32'))
+        loss = F.sum(F.log_softmax(model(x)) * np.eye(5, dtype='f')[t])
     model.cleargrads()
     loss.backward()
     return {name: parameter.grad for name, parameter in model.namedparams()}
@@ -207,7 +196,7 @@ def test_a_group_trains_like_one_process(comm, arguments, sizes):
     sizes = sizes[:comm.size]
     ends = np.cumsum(sizes)
     random = np.random.RandomState(3)
-    x = random.randn(sum(sizes), 2, 4, 4).astype('f')
+    x = random.randn(sum(sizes), 8).astype('f')
     t = random.randint(0, 5, len(x))
     me = slice(ends[comm.rank] - sizes[comm.rank], ends[comm.rank])
     whole = np.concatenate([np.arange(*part) for part in
@@ -217,7 +206,7 @@ def test_a_group_trains_like_one_process(comm, arguments, sizes):
     found = step(model, x[me], t[me])
     for name in wanted:
         assert_close(group.allreduce(found[name].astype(float)),
-                     wanted[name], 3e-5)
+                     wanted[name], 3e-5, largest=1)
     for layer in (1, 4):
         assert_close(model[layer].avg_mean, serial[layer].avg_mean)
         assert_close(model[layer].avg_var, serial[layer].avg_var)

@@ -1,7 +1,6 @@
 """Grouped batch normalisation in pipelines, and beside other exchanges."""
 
 from chainer_fp8pipe import (
-    Divisible,
     PipelineUpdater,
     ProcessGrid,
     ReplicaIterator,
@@ -93,28 +92,3 @@ def test_micro_batches_of_replicas_are_normalised_together(
     for name in wanted:
         assert_close(found[name], wanted[name])
     grid.free()
-
-
-class NoPaper:
-    """A layer that fails on the second replica."""
-
-    def __init__(self, grid):
-        self.fails = grid.replica_index == 1
-
-    def __call__(self, x):
-        if self.fails:
-            raise OSError('no more paper')
-        return x
-
-
-@on_ranks(2, 4)
-@pytest.mark.parametrize('layer', [0, 3, 6])
-def test_a_failing_layer_is_an_error_on_every_rank(comm, layer):
-    """Before, between and behind the batch normalisations."""
-    grid = ProcessGrid(comm, pipeline=comm.size // 2)
-    for _ in range(2):          # also with what is made anew on these ranks
-        layers = [*Normalised()]
-        layers.insert(layer, NoPaper(grid))
-        model = Divisible(*layers)
-        with pytest.raises(Exception, match='no more paper'):
-            pipeline(grid, dataset(12), model, before_stage=False)

@@ -1,7 +1,7 @@
 import functools
 import warnings
 
-from chainer_fp8pipe import Divisible, PipelineUpdater, partition
+from chainer_fp8pipe import Divisible
 from chainer_fp8pipe.training.losses import smoothed_cross_entropy
 
 import chainer
@@ -100,38 +100,22 @@ def test_no_score_of_an_ignored_sample_counts():
         x[1:], numpy.array([1], 'i4')).array
 
 
-@on_ranks(2)
-def test_a_divided_chain_weighs_its_micro_batches_by_what_counts(comm):
-    x = numpy.random.default_rng(0).normal(size=(8, 4)).astype('f4')
-    t = numpy.array([0, -1, -1, -1, 1, 2, 2, 0], 'i4')
-
-    def make():
-        return L.Classifier(chainer.Sequential(
-            L.Linear(4, 5, initialW=0.1), F.tanh,
-            L.Linear(5, 3, initialW=0.2)), lossfun=smoothed_cross_entropy)
-    expected = make()(x, t).array
-    model = partition(make(), (x[4:], t[4:]), comm, micro_batches=2)
-    updater = PipelineUpdater(
-        chainer.iterators.SerialIterator(
-            [*zip(x, t, strict=True)], 8, shuffle=False),
-        chainer.optimizers.SGD().setup(model), comm, micro_batches=2)
-    reporter, seen = chainer.Reporter(), {}
-    reporter.add_observer('main', model)
-    with reporter.scope(seen), warnings.catch_warnings():
-        warnings.simplefilter('error', UserWarning)     # it is a mean
-        updater.update()
-    assert_allclose(seen['main/loss'], expected, rtol=1e-6)
-
-
+@pytest.mark.parametrize('is_chain', [False, True])
 @on_ranks(1, 2)
-def test_a_pipeline_weighs_its_micro_batches_by_what_counts(comm):
+def test_micro_batches_are_weighed_by_what_counts(comm, is_chain):
     x = numpy.random.default_rng(0).normal(size=(12, 4)).astype('f4')
     t = numpy.array([0, 1, -1, 2, -1, -1, 1, 0, 2, 2, 1, -1], 'i4')
     layers = (L.Linear(4, 5, initialW=0.1), F.tanh,
               L.Linear(5, 3, initialW=0.2))
-    expected = smoothed_cross_entropy(chainer.Sequential(*layers)(x), t,
-                                      0.2).array
-    seen, = Job(comm, lambda: Divisible(*layers), data=(x, t),
-                micro_batches=4, loss_func=functools.partial(
-                    smoothed_cross_entropy, smoothing=0.2)).update()
+    loss = functools.partial(smoothed_cross_entropy, smoothing=0.2)
+    expected = loss(chainer.Sequential(*layers)(x), t).array
+    network, options = lambda: L.Classifier(
+        chainer.Sequential(*layers), loss), {}
+    if not is_chain:
+        network, options = lambda: Divisible(*layers), {
+            'loss_func': loss, 'loss_weight': lambda t: (t != -1).sum()}
+    with warnings.catch_warnings():
+        warnings.simplefilter('error', UserWarning)     # it is a mean
+        seen, = Job(comm, network, data=(x, t), micro_batches=4,
+                    **options).update()
     assert_allclose(seen['main/loss'], expected, rtol=1e-6)

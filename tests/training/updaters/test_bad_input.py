@@ -97,6 +97,8 @@ CUTS = {
     'fails on one rank': (
         "rank 1: KeyError: 'only here'",
         lambda comm: cut(comm, Net(failing_on_rank_1(comm.rank)))),
+    'no loss': (r'partition\(\.\.\., loss_func', lambda comm: cut(
+        comm, chainer.Sequential(L.Linear(4, 4), L.Linear(4, 3)))),
     'no scalar': ('must return its loss, a scalar', lambda comm: cut(comm, Net(
         made=lambda y: y.reshape(1, 1) * np.ones((2, 1), 'f')))),
     'no variable': ('must return its loss, a scalar', lambda comm: cut(

@@ -371,18 +371,6 @@ def test_in_the_exchange_of_one_stage(comm):
     grid.free()
 
 
-@pytest.mark.parametrize('make', [of_layers, of_a_chain])
-@on_ranks(2, timeout=60)
-def test_data_that_end_everywhere(comm, make):
-    updater = make(comm)
-    iterator = updater.get_iterator('main')
-    iterator.next = lambda: next(iter(()))
-    with pytest.raises(StopIteration):
-        updater.update()
-    del iterator.next
-    updater.update()            # and no harm was done
-
-
 @pytest.mark.parametrize('objects', [True, False])
 @on_ranks(2, timeout=60)
 def test_what_cannot_be_sent_from_the_first_stage(comm, objects):
