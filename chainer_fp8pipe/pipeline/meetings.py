@@ -191,6 +191,30 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
         'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
 
 
+@contextlib.contextmanager
+def counting_nothing(optimizer: Any, stages: int) -> Iterator[None]:
+    """A block with an update; ValueError for a hook that counts in it.
+
+    Which a hook of each parameter would do over those of one stage.
+    """
+    def counts() -> dict[tuple[str, str], str]:
+        return {(name, key): repr(
+            len(value) if isinstance(value, list) else value)
+            for name, hook in _hooks(optimizer) if stages > 1
+            and getattr(hook, 'call_for_each_param', False)
+            for key, value in getattr(hook, '__dict__', {}).items()
+            if isinstance(value, (int, float, list, numpy.generic))}
+    before = counts()
+    yield
+    for (name, key), value in counts().items():
+        if before.get((name, key), value) != value:
+            raise ValueError(
+                f'the hook {name!r} changes its {key!r} in an update, and '
+                'sees the parameters of one stage only; count updates by '
+                'rule.t, and keep what else changes as an attribute of each '
+                "parameter's update rule")
+
+
 def _hooks(owner: Any) -> list[tuple[str, Any]]:
     """Names and hooks of an optimizer or update rule."""
     hookable = getattr(owner, '_hookable', None)

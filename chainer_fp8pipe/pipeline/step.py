@@ -43,6 +43,7 @@ from .means import of_all
 from .meetings import (
     Meetings,
     NotTraced,
+    counting_nothing,
     decide_together,
     decisions,
     show_traceback,
@@ -274,7 +275,8 @@ class Pipeline:
         decide_together(optimizer, lambda number: float(numpy.sum(
             self._meetings.meet(self.grid.comm, 0.0 if self.grid.replica_index
                                 else number))))
-        with self.events.section('update'):
+        with self.events.section('update'), counting_nothing(
+                optimizer, self.grid.stages):
             optimizer.update()
         return named
 
