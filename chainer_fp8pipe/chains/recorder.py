@@ -29,10 +29,12 @@ from chainer import Variable
 
 from ..intercept.function_calls import (
     _variable,
+    current,
     hold_calls,
     intercepting,
     suspended,
 )
+from ..intercept.patching import Patch
 from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import measure, nested
@@ -67,7 +69,7 @@ class Recorder:
 
     def __init__(self, names: Names, pipeline: Any = None) -> None:
         self.names, self.pipeline = names, pipeline
-        for patch in PATCHES:
+        for patch in (*PATCHES, _GRADIENTS):
             patch.hold(self)
         hold_calls(map(type, names.links.values()), self)
         self.timed = False      # whether calls that are new are timed
@@ -152,6 +154,24 @@ class Recorder:
                 del names.shaped[shaped:]
 
 
+def _refused(original: Callable) -> Callable:
+    def get_grad(parameter: chainer.Parameter) -> Any:
+        if is_placeholder(parameter._data[0]) and isinstance(
+                current(), _Recording):
+            # Run as one call, a link would find none.
+            raise ValueError(
+                f'{user_line()}: forward reads the gradient of a parameter, '
+                'which another rank may have; read it in a hook of the '
+                'optimizer that is called for each parameter '
+                '(call_for_each_param = True)')
+        return original(parameter)
+    return get_grad
+
+
+#: A look at a gradient in forward (chainer/variable.py, line 1073).
+_GRADIENTS = Patch(chainer.Parameter, '_get_grad', _refused)
+
+
 class OfBatch(chainer.Variable):
     """A result that follows from one micro-batch alone, of this place."""
 
@@ -192,9 +212,15 @@ class _Recording(Answering):
             if self._names.of(link) in self.recorder.atomic:
                 return call_whole(link, args, kwargs)
             return self._statistics.call_link(link, args, kwargs, original)
-        except PlaceholderError:
+        except (PlaceholderError, AttributeError) as error:
             self.looking = self.looking or list(filter(
                 None, map(self._names.of, stack)))
+            if isinstance(getattr(error, 'obj', None), (
+                    chainer.FunctionNode, chainer.Function)):
+                raise PlaceholderError(
+                    f'{error}, as its forward is not run yet; mark a function '
+                    'around its call and what reads this: '
+                    'chainer_fp8pipe.atomic(function)') from error
             raise
         finally:
             stack.pop()

@@ -155,6 +155,17 @@ def _set(net, h):
     return h
 
 
+class Kept(chainer.FunctionNode):
+    def forward(self, inputs):
+        self.sign = numpy.sign(inputs[0])
+        return abs(inputs[0]),
+
+
+def _kept(net, h):
+    kept = Kept()
+    return kept.apply((h,))[0] * kept.sign
+
+
 #: What the model's own forward must not do; the line, and what is said.
 REFUSED = [
     (_look, 1, r'__bool__ needs the value of call 2 \(gt in /\)'),
@@ -162,7 +173,8 @@ REFUSED = [
     # Another rank gets the array alone, not the memory around it.
     (_strided, 1, 'as_strided needs the value'),
     (_round, 2, 'assigned'), (_hooked, 2, 'would see no call'),
-    (_set, 0, 'sets the array of parameter /one/W')]
+    (_set, 0, 'sets the array of parameter /one/W'),
+    (_kept, 0, "'Kept' object has no attribute 'sign', as its forward")]
 
 
 @pytest.mark.parametrize(('function', 'line', 'said'), REFUSED)

@@ -62,6 +62,11 @@ def gone_back(h):
     return h + x.grad
 
 
+def with_gradient():
+    net = Net(lambda h: h if net.l1.W.grad is None else -h)
+    return net
+
+
 def failing_on_rank_1(rank):
     def fails(h):
         if rank == 1:
@@ -87,6 +92,9 @@ CUTS = {
     'looks at values': (
         fr'test_bad_input.py:{HERE}: .*needs the value of call 2.*'
         r'chainer_fp8pipe.atomic', lambda comm: cut(comm, Net(looking))),
+    'reads a gradient': (
+        r'bad_input.py:\d+: forward reads the gradient .*call_for_each_param',
+        lambda comm: cut(comm, with_gradient())),
     'another shape': (
         r'parameter /\S+ is float32 \(5, .*on rank 0 but float32 \(6, .*'
         'Build the same model on all ranks',
