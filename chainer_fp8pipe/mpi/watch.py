@@ -74,6 +74,11 @@ _IDLE = tuple(_LIBRARY + name for name in (
 _CALL = re.compile(r'\s*(?:(?:[\w, ]+=|return)\s)?\s*([\w.]+)\.(\w+)\s*\(')
 
 
+#: What helps where a rank is at another place than the others.
+_ALIKE = ('  all ranks must do the same updates: give them equally many '
+          'batches, and have all leave the training after the same one\n')
+
+
 class View(NamedTuple):
     """The state that a rank reports to the others."""
 
@@ -255,7 +260,8 @@ class Watch:
         self._thread.join(_FRESH)
         comm, views, _ = self._group
         self._hear(start := time.monotonic())
-        self._tell(views[comm.rank]._replace(state=LEFT, words=''))
+        self._tell(views[comm.rank]._replace(
+            state=LEFT, words=f'after {updates.total} updates'))
         # UCX warns of messages that nobody has received.
         while self._others() and (now := time.monotonic()) < start + _TICK:
             time.sleep(waiting.BRIEF)
@@ -383,4 +389,5 @@ def find_cause(views: Sequence[View], is_given: bool) -> tuple[str, bool]:
         f'  {view.who} {view.state}' + f': {view.words}' * bool(view.words)
         + '\n'
         for view in [*cause, *(one for one in views if one not in cause)]
-    ), is_given or bool(silent or not busy)
+    ) + _ALIKE * (has_left or bool(others) and not silent and not busy
+                  ), is_given or bool(silent or not busy)

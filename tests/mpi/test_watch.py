@@ -228,4 +228,7 @@ def test_the_cause_and_how_long_it_is_waited_for(name):
             assert bool(found[0]) == (quiet > limits)
         assert said in found[0]
         assert found[1] == job_ends
+        assert ('equally many batches' in found[0]) == (
+            name in ('one has left', 'calls differ',
+                     'one is in another call'))
     assert find_cause([view(0, WORKS), view(1, LEFT)], True) == ('', False)
