@@ -261,21 +261,20 @@ class PartitionedChain:
         """A line per chunk: ranks, time, memory, and what is sent on."""
         part, plan = self.partition, self.partition.plan
         sizes = parameters_of(part.names)
-        total, begins = sum(plan.seconds), [(0, 0), *plan.cuts]
+        total = sum(plan.seconds)
         rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
                  'first parameter']]
         for chunk, again in enumerate(plan.recompute):
-            stage = chunk % plan.stages
+            stage, own = chunk % plan.stages, part.placement.on_chunk(chunk)
             rows.append([
                 part.name_of(chunk).removeprefix('stage '),
                 ' '.join(map(str, part.grid.ranks[stage])),
                 f'{100 * plan.seconds[chunk] / total:.0f} %' if total else '',
-                size(sum(sizes[name].nbytes
-                         for name in part.placement.on_chunk(chunk))),
+                size(sum(sizes[name].nbytes for name in own)),
                 size(plan.memory[stage]),
                 ''.join(map(size, plan.crossing[chunk:chunk + 1])),
-                ''.join(first for first, *_ in plan.order[
-                    begins[chunk][0]:][:1]) + ', forward twice' * again])
+                next((name for group in plan.order for name in group
+                      if name in own), 'none') + ', forward twice' * again])
         return '\n'.join([
             f'{type(self).__name__}: {counted(plan.stages, "stage")}'
             + f' x {part.grid.replicas} replicas' * (part.grid.replicas > 1)

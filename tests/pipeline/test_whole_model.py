@@ -128,6 +128,8 @@ def test_a_stage_without_parameters_clips_as_all_do(comm):
     reference.add_hook(GradientClipping(0.1))
     _, updater = cut(comm, model, plan, GradientClipping(0.1))
     assert len([*model.params()]) == (0 if comm.rank == 1 else 2)
+    assert [line.split()[-1] for line in str(model).split('\n')[2:]] == [
+        '/a/W', 'none', '/b/W']
     for _ in range(3):
         updater.update()
         # The pipeline's loss is the mean of those of its micro-batches.
