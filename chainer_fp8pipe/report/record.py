@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, get_args
 
+from .quantities import counted
 from .stream import Event
 
 _FOLDER, _HEADER = 'report', '["record of a rank", 4]\n'
@@ -208,7 +209,8 @@ def _join(record: RunRecord, ranks: Mapping[int, list[Part]],
                  if not one.iteration and not one.launched), default=0)
     if first:
         record.remarks.append(
-            f'The folder has {first} earlier starts, of other trainings.')
+            f'The folder has {counted(first, "start")} of other trainings, '
+            'too.')
     record.starts = began[first:]
     parts = _placed(ranks, began)
     for place, start in enumerate(began[first:], first):

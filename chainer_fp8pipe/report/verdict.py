@@ -40,6 +40,8 @@ TO_STAGES = 'to stages'
 _LONG = 0.05
 #: A rank is slow from so many times the others' work on.
 _SLOW = 1.15
+#: And if the difference is such a share of an update.
+_FELT = 0.1
 #: A stage is slow from so many times the others' work on.
 _SLOW_STAGE = 1.25
 #: Intervals of a rank that are looked at: the newest.
@@ -170,10 +172,11 @@ def diagnose(record: RunRecord) -> list[str]:
         quick, middle = (own[rank][place] / median(
             [own[other][place] for other in others] or [math.inf])
             for place in (0, 1))
-        if min(quick, middle) < _SLOW:
-            continue
         mine, usual = mean_of(its, 'phases'), mean_of([
             one for other in others for one in recent[other]], 'phases')
+        if min(quick, middle) < _SLOW or own[rank][1] * (
+                1 - 1 / middle) < _FELT * sum(mine.values()):
+            continue
         name = max((name for name in mine
                     if name not in (*COMMUNICATION, 'between')),
                    key=lambda name: mine[name] - usual[name])

@@ -55,7 +55,8 @@ def test_a_second_training_in_a_folder_is_no_restart(
         tmp_path, launched, begins, starts, remarks):
     record = read_record(MadeUpRun(
         ends=('', ''), begins=begins, launched=launched).write(tmp_path))
-    assert (len(record.starts), len(record.remarks)) == (starts, remarks)
+    assert (len(record.starts), record.remarks) == (starts, [
+        'The folder has 1 start of other trainings, too.'] * remarks)
     # What lies between two starts was not trained.
     assert record.seconds == 60 * starts
     places = [point.iteration for point in record.curves]

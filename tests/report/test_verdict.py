@@ -89,7 +89,7 @@ def test_what_is_slow_is_named_and_nothing_else(tmp_path, options, said):
 @pytest.mark.parametrize('seed', range(5))
 def test_an_even_run_raises_no_alarm(tmp_path, seed):
     for options in {}, TWO_STAGES, {'ranks': 2}, {'ranks': 1}, {
-            'intervals': 0}:
+            'intervals': 0}, {'slow': {2: 1.3}, 'phases': {'exchange': 1.0}}:
         folder = tmp_path / str(options)
         assert not diagnose(read_record(MadeUpRun(
             noise=0.05, seed=seed, **options).write(folder)))
