@@ -37,8 +37,9 @@ def check_whole(serializer: Any, model: Any, is_whole: bool) -> None:
 
 def _checked(original: Callable) -> Callable:
     def serialize(optimizer: Any, serializer: Any) -> None:
-        part = getattr(optimizer.target, 'partition', None)
-        check_whole(serializer, optimizer.target, not part or part.is_whole)
+        target = optimizer.target
+        check_whole(serializer, target, getattr(getattr(
+            target, 'partition', target), 'is_whole', True))
         original(optimizer, serializer)
     return serialize
 

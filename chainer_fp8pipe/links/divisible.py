@@ -28,7 +28,7 @@ from chainer import Link
 
 from ..chains.deferred import deferred, draw_later
 from ..chains.placeholder import is_placeholder
-from ..chains.saving import check_whole
+from ..chains.saving import OPTIMIZERS, check_whole
 from ..pipeline.layers import Layer, as_tuple, kind_of, layer_name
 
 #: First and last-plus-one layer of some runs.
@@ -180,6 +180,11 @@ class Divisible(chainer.ChainList):
         return self._bounds or ((0, len(self)),)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether all layers are here."""
+        return None not in map(_layer, self)
+
+    @property
     def pieces(self) -> list[list[Layer]]:
         """The numbered layers of each chunk that is here."""
         return [[(number, _layer(self[number])) for number in range(*run)]
@@ -223,7 +228,7 @@ class Divisible(chainer.ChainList):
 
     def serialize(self, serializer: Any) -> None:
         """As Chainer's; raises :class:`NotWhole` of a stage to be saved."""
-        check_whole(serializer, self, None not in map(_layer, self))
+        check_whole(serializer, self, self.is_whole)
         super().serialize(serializer)
 
     def copy(self, mode: str = 'share') -> Any:
@@ -328,6 +333,7 @@ class Divisible(chainer.ChainList):
         vars(part).update(vars(self), name=None, layout=layout, _children=[],
                           _bounds=layout[stage::stages],
                           foreign=weakref.WeakKeyDictionary())
+        OPTIMIZERS.hold(part)
         first: dict[int, int] = {}      # layer that holds a thing, by its id
         for number, layer in enumerate(map(_layer, self)):
             name = layer_name(number, layer)

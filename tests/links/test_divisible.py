@@ -217,7 +217,9 @@ def test_parts_of_any_model_are_the_whole_bit_for_bit(make, data):
 
 @pytest.mark.parametrize('save', [
     lambda model: chainer.serializers.save_npz(io.BytesIO(), model),
-    lambda model: chainer.serializers.DictionarySerializer().save(model)])
+    lambda model: chainer.serializers.DictionarySerializer().save(model),
+    lambda model: chainer.serializers.save_npz(
+        io.BytesIO(), chainer.optimizers.SGD().setup(model))])
 def test_a_stage_is_not_saved_as_if_it_were_the_model(save):
     part, _ = stages(Net, 2)
     with pytest.raises(RuntimeError, match='has a part of Net only.*'
