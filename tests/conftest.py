@@ -1,7 +1,6 @@
-"""What pytest does before it looks for tests, and devices for them."""
+"""What pytest does before it looks for tests, and whether there is a GPU."""
 import os
 import sys
-from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,33 +23,9 @@ settings.register_profile('explore', max_examples=1000, print_blob=True,
 settings.load_profile('same')
 
 
-class Device(NamedTuple):
-    """The ways of an array to the device and back."""
-
-    to: object
-    back: object
-
-
 @pytest.fixture
 def real():
-    """A GPU; skips the test where there is none."""
+    """Skips the test where there is no GPU."""
     cupy = pytest.importorskip('cupy', reason='CuPy is not installed')
     if not cupy.cuda.is_available():
         pytest.skip('CuPy finds no GPU')
-    return Device(cupy.asarray, cupy.asnumpy)
-
-
-@pytest.fixture
-def simulated():
-    """A stand-in for CuPy."""
-    from tests.codecs import fake_cupy
-    with fake_cupy.installed():
-        yield Device(lambda array: fake_cupy.ndarray(array.copy()),
-                     fake_cupy.ndarray.get)
-
-
-@pytest.fixture(params=[
-    pytest.param('real', marks=pytest.mark.gpu), 'simulated'])
-def device(request):
-    """The one and the other, in turn."""
-    return request.getfixturevalue(request.param)

@@ -10,7 +10,6 @@ import copy
 import functools
 import time
 import tracemalloc
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +21,7 @@ from chainer.functions.array.as_strided import AsStrided
 from ..intercept.function_calls import Interceptor, intercepting
 from ..intercept.training_objects import own_work
 from ..pipeline.backprop import SEPARABLE
+from ..pipeline.layers import again, function_of
 from ..pipeline.randomness import preserved
 from . import nested
 from .attributes import on_copies
@@ -298,31 +298,9 @@ def _with_real(value: Any) -> Any:
 
 # --- what is asked of Chainer's functions ------------------------------------
 
-def function_of(node: Any) -> Any:
-    """A function itself, which may be an old-style one."""
-    return (node.function if type(node) is chainer.function.FunctionAdapter
-            else node)
-
-
 def attributes_of(node: Any) -> dict[str, Any]:
     """The attributes of a function."""
     return function_of(node).__dict__
-
-
-def again(node: Any, own: Mapping[str, Any]) -> Any:
-    """A copy of a function, with its attributes from before its run."""
-    if type(node) is chainer.function.FunctionAdapter:
-        function = copy.copy(node.function)
-        function.__dict__.clear()
-        function.__dict__.update(own)
-        adapter = chainer.function.FunctionAdapter(function)
-        # As Function.__call__ swaps the ownership.
-        adapter._function, adapter._weak_function = function, None
-        function._node, function._owned_node = weakref.ref(adapter), None
-        return adapter
-    made = object.__new__(type(node))
-    made.__dict__.update(own)
-    return made
 
 
 def counted(labels: Any, label: int) -> tuple[int, int]:

@@ -214,7 +214,7 @@ class _Pass(Interceptor):
         number = len(self._names)
         key = (number, type(node), *[(x.shape, x.dtype) for x in inputs])
         if self.counts_all:
-            function = getattr(node, 'function', node)      # old style
+            function = function_of(node)
             label = getattr(function, 'ignore_label', None)
             if label is not None and getattr(function, 'normalize', True):
                 self.leave_out(inputs[1], label)
@@ -302,12 +302,11 @@ class _Later(chainer.FunctionNode):
         self.of, self.name, self.place = of, of.now, of.place
         self._config = {name: value for name, value in vars(_LOCAL).items()
                         if value is not of.config.get(name)}
-        function = getattr(node, 'function', node)      # an old-style one
-        self._function = copy.copy(function)
         # A function may write into what it has: running averages, say.
-        vars(self._function).update({
-            name: value.copy() for name, value in vars(function).items()
-            if isinstance(value, chainer.get_array_types())})
+        self._twin = again(node, {
+            name: value.copy() if isinstance(
+                value, chainer.get_array_types()) else value
+            for name, value in vars(function_of(node)).items()})
         self._arguments = [
             x if isinstance(x, (chainer.Parameter, VariableNode))
             else x.copy() for x in map(of.stands_for, inputs)]
@@ -323,7 +322,28 @@ class _Later(chainer.FunctionNode):
         with contextlib.ExitStack() as stack:
             for name, value in self._config.items():
                 stack.enter_context(chainer.using_config(name, value))
-            if isinstance(self._function, chainer.Function):
-                self._function._node = self._function._owned_node = None
-                return as_tuple(self._function(*arguments))
-            return self._function.apply(arguments)
+            return self._twin.apply(arguments)
+
+
+# --- what is asked of Chainer's functions ------------------------------------
+
+def function_of(node: Any) -> Any:
+    """A function itself, which may be an old-style one."""
+    return (node.function if type(node) is chainer.function.FunctionAdapter
+            else node)
+
+
+def again(node: Any, own: Mapping[str, Any]) -> Any:
+    """A copy of a function, with its attributes from before its run."""
+    if type(node) is chainer.function.FunctionAdapter:
+        function = copy.copy(node.function)
+        function.__dict__.clear()
+        function.__dict__.update(own)
+        adapter = chainer.function.FunctionAdapter(function)
+        # As Function.__call__ swaps the ownership.
+        adapter._function, adapter._weak_function = function, None
+        function._node, function._owned_node = weakref.ref(adapter), None
+        return adapter
+    made = object.__new__(type(node))
+    made.__dict__.update(own)
+    return made

@@ -209,7 +209,7 @@ class Keeping(chainer.Chain):
 
 
 @pytest.mark.parametrize(('model', 'said'), [
-    (Told(Telling()), 'what /k returns beside the values'),
+    (Told(Telling()), 'what Telling returns beside values of arrays'),
     (Around(Keeping()), "link /k keeps a number in 'top'")])
 @on_ranks(2)
 def test_a_number_that_one_rank_knows_is_refused(comm, model, said):
