@@ -14,19 +14,6 @@ from ..communicators.helpers import Model, set_gradients
 from .jobs import exchange_of
 
 
-def test_the_first_updates_are_float32_and_a_state_says_how_many():
-    exchange, seen = exchange_of(Fp8Ratio(), 2), []
-    for _ in range(2):
-        for _ in range(2):
-            seen.append(exchange.current.codec.wire_dtype.name)
-            exchange.updates += 1
-            again = exchange_of(Fp8Ratio(), 2)
-            again.load(exchange.save())
-            assert again.updates == exchange.updates
-            exchange = again
-    assert seen == ['float32', 'float32', 'uint8', 'uint8']
-
-
 @pytest.mark.parametrize('change', [
     lambda saved: {'codec|done': numpy.array(1)},
     lambda saved: {**saved, 'codec|codec': numpy.array(1)}])

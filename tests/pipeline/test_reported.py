@@ -123,15 +123,6 @@ def means(*ranks):
     return {name: one.mean() for name, one in of_all(everyone).items()}
 
 
-def test_means_are_weighted_by_rank_and_micro_batch():
-    found = means(*[[('n', rank, 1.0), ('n', 10.0, rank),
-                     ('v', np.array([rank, 1], 'f'), rank + 1.0)]
-                    for rank in range(3)])
-    assert found['n'] == (0 + 1 + 2 + 10 + 20) / 6
-    np.testing.assert_allclose(found['v'], [(0 + 2 + 6) / 6, 1])
-    assert found['v'].dtype == np.float32
-
-
 def test_a_value_that_counts_nothing_changes_no_mean():
     found = means([('a', float('nan'), 0.0), ('a', 1.0, 1.0),
                    ('b', float('nan'), 0.0), ('p', (float('nan'), 0), 1.0),

@@ -357,10 +357,8 @@ def test_the_rank_that_failed_has_its_own_exception(comm):
 
 @on_ranks(1, 2)
 def test_what_cannot_be_predicted_is_an_error(comm):
-    updater = Job(comm, lambda: Divisible(L.Linear(8, 5), F.sum)).updater
+    updater = Job(comm).updater
     for given in (), (None,), (np.zeros((0, 8), 'f'),):
         with pytest.raises(ValueError, match='rank' if given else
                            'first stage of each pipeline needs arrays'):
             updater.predict(*given)
-    with pytest.raises(RuntimeError, match='the output'):
-        updater.predict(dataset(8)[0])
