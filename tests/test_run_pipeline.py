@@ -296,6 +296,10 @@ updater = training.StandardUpdater(
     chainer.iterators.SerialIterator(data, 12, shuffle=False),
     chainer.optimizers.SGD(.5).setup(model), converter=convert)
 trainer = training.Trainer(updater, (4, 'iteration'))
+class Silent(training.extensions.PrintReport):
+    def __call__(self, trainer):
+        pass
+trainer.extend(Silent([]), trigger=(1, 'iteration'))
 trainer.run()
 '''
 
@@ -337,6 +341,19 @@ for _ in range(2):
     late()
     log.warning('logged')
 (run / 'log').rename('exists/log')
+(run / 'done').touch()
+shutil.copytree('exists', 'copied')
+assert [open(one).read() for one in os.scandir('copied')
+        if one.name == 'new'] == ['once']
+found = {}
+for name in ['new', 'log'][::1 if first else -1]:   # as a set's order differs
+    with open(f'exists/{name}') as file:
+        found[name] = file.read()
+assert 'logged' in found['log']
+with open('exists/new', 'r+') as file:
+    once = file.read()
+    file.write(' and again')
+assert once == 'once'
 os.symlink('log', 'exists/latest')
 shutil.move(run / 'new', 'exists/moved')
 os.makedirs('made/here')
@@ -358,6 +375,12 @@ chainer.serializers.save_npz('made/here/drawn.npz', {'drawn': drawn})
 chainer.serializers.save_npz('made/here/first.npz', model.predictor[0])
 ''' + TRAINS + '''
 chainer.serializers.save_npz('last.npz', model.predictor[6])
+for one in 0, 6:        # of which each is on one rank
+    model.predictor[one].W.array
+    seen = f'looked {time.time_ns()} {rank}'
+    os.makedirs(seen)
+    late()
+    assert os.listdir(seen) == []
 model.predictor[6].W.array[...] = 0
 chainer.serializers.load_npz('last.npz', model.predictor[6])
 chainer.serializers.save_npz('model.npz', model)
@@ -382,7 +405,9 @@ def test_a_script_makes_files_and_values_as_in_one_process(comm, tmp_path):
     assert sorted(os.listdir(tmp_path / 'exists')) == [
         'latest', 'log', 'moved', 'new']
     assert (tmp_path / 'exists/log').read_text().count('logged') == 2
+    assert (tmp_path / 'exists/new').read_text() == 'once and again'
     assert len([*tmp_path.glob('at *')]) == 1
+    assert len([*tmp_path.glob('looked *')]) == 2
     serial = run_alone(tmp_path, IN_ONE_PROCESS + TRAINS)
     model = serial['model']
     with np.load(tmp_path / 'made/here/drawn.npz') as found:

@@ -7,6 +7,8 @@
 # of which the means are taken.
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -127,10 +129,10 @@ class Adapter:
         """
 
 
-def _softmax_loss(y: Any, t: Any) -> Any:
+def _softmax_loss(y: Any, t: Any, ignore_label: int = -1) -> Any:
     """Softmax cross entropy, which reports the accuracy, too."""
     chainer.report({'accuracy': F.accuracy(y, t)})
-    return F.softmax_cross_entropy(y, t)
+    return F.softmax_cross_entropy(y, t, ignore_label=ignore_label)
 
 
 class _Reporter(chainer.Reporter):
@@ -143,18 +145,26 @@ class _Reporter(chainer.Reporter):
 class LayersAdapter(Adapter):
     """Adapts the pipeline to layers, which are cut where it was told.
 
-    Without ``loss_func`` and ``loss_weight`` labels count that are not -1.
+    Without ``loss_weight`` labels count but those of the argument
+    ``ignore_label`` of ``loss_func``.
     """
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None = None,
                  loss_func: Callable | None = None) -> None:
         super().__init__(model, grid, loss_weight)
-        is_usual = loss_func in (None, F.softmax_cross_entropy)
-        self._loss_func: Any = _softmax_loss if is_usual else loss_func
-        self._counts_all = loss_weight is None and not is_usual
+        self._loss_func: Any = (
+            _softmax_loss if loss_func in (None, F.softmax_cross_entropy)
+            else loss_func)
+        ignored: Any = None     # the label that its mean leaves out, as it says
+        with contextlib.suppress(TypeError, ValueError, KeyError):
+            options = inspect.signature(self._loss_func).parameters
+            if 'normalize' not in options or options['normalize'].default:
+                ignored = options['ignore_label'].default
+        self._counts_all = loss_weight is ignored is None
         self._weight: Callable = loss_weight or (
-            (lambda target: (target != -1).sum()) if is_usual else len)
+            len if ignored is None else lambda target: (
+                target != ignored).sum())
         self.chunks = len(model.bounds)
         self.layout = model.layout or model.bounds
         if model.bounds != self.layout[grid.stage_index::grid.stages]:

@@ -99,24 +99,13 @@ class RunReport(extension.Extension):
             self._writer = record.RecordWriter(self._out, self._ranks.rank)
         self._parts: list[record.Part] = [         # what will be written next
             _start(updater, self._ranks.size)]
-        self._updater, self._values = updater, chainer.reporter.DictSummary()
-        self._begun = self._drawn = updater.iteration
+        self._curves = _Curves(updater, self._parts)
         self._steps = _Steps(updater, self._parts, self._ranks.rank)
         self._write()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        for name, value in (() if self._ranks.rank else
-                            trainer.observation.items()):
-            value = getattr(value, 'array', value)
-            # What is no number is left out; a GPU is not waited for.
-            if getattr(value, 'ndim', 0) == 0:
-                with contextlib.suppress(TypeError, ValueError, OverflowError):
-                    self._values.add({name: value if isinstance(
-                        value, chainer.backends.cuda.ndarray)
-                        else float(value)})
-        iteration = self._updater.iteration
-        if iteration - self._drawn > (iteration - self._begun) // _POINTS:
-            self._draw()
+        if not self._ranks.rank:
+            self._curves.add(trainer.observation)
         if time.monotonic() >= self._last + max(
                 _SECONDS, _SHARE * trainer.elapsed_time):
             self._write()
@@ -127,9 +116,9 @@ class RunReport(extension.Extension):
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
-        self._draw()
+        self._curves.draw()
         self._write(record.RunEnd(
-            time.time(), self._updater.iteration, error))
+            time.time(), self._curves.updater.iteration, error))
         if not self._ranks.rank:
             with self._warns(Exception):
                 self._show(error)
@@ -160,16 +149,6 @@ class RunReport(extension.Extension):
                     f'{type(error).__name__}: {error}', RuntimeWarning,
                     stacklevel=3)
 
-    def _draw(self) -> None:
-        """The point of the curves since the last one, if there is one."""
-        if means := self._values.compute_mean():
-            self._values = chainer.reporter.DictSummary()
-            self._drawn = self._updater.iteration
-            self._parts.append(record.CurvePoint(
-                time.time(), self._drawn,
-                float(getattr(self._updater, 'epoch_detail', 0.0)),
-                {name: float(value) for name, value in means.items()}))
-
     def _write(self, *more: record.Part) -> None:
         """Writes what there is, with the updates since the last call."""
         self._steps.sum_up()
@@ -178,6 +157,39 @@ class RunReport(extension.Extension):
                 self._writer.write([*self._parts, *more])
         self._parts.clear()
         self._last = time.monotonic()
+
+
+class _Curves:
+    """Means of what was reported."""
+
+    def __init__(self, updater: Any, parts: list[record.Part]) -> None:
+        self.updater, self._parts = updater, parts
+        self._values = chainer.reporter.DictSummary()
+        self._begun = self._drawn = updater.iteration
+
+    def add(self, observation: dict[str, Any]) -> None:
+        """Adds what an update has reported, and may draw a point."""
+        for name, value in observation.items():
+            value = getattr(value, 'array', value)
+            # What is no number is left out; a GPU is not waited for.
+            if getattr(value, 'ndim', 0) == 0:
+                with contextlib.suppress(TypeError, ValueError, OverflowError):
+                    self._values.add({name: value if isinstance(
+                        value, chainer.backends.cuda.ndarray)
+                        else float(value)})
+        iteration = self.updater.iteration
+        if iteration - self._drawn > (iteration - self._begun) // _POINTS:
+            self.draw()
+
+    def draw(self) -> None:
+        """The point of the curves since the last one, if there is one."""
+        if means := self._values.compute_mean():
+            self._values = chainer.reporter.DictSummary()
+            self._drawn = self.updater.iteration
+            self._parts.append(record.CurvePoint(
+                time.time(), self._drawn,
+                float(getattr(self.updater, 'epoch_detail', 0.0)),
+                {name: float(value) for name, value in means.items()}))
 
 
 class _Steps:
@@ -242,7 +254,7 @@ class _Steps:
         for optimizer, communicator in _communicators(self._updater):
             name, size = _name_of(communicator), communicator.size
             # Elements of 4 bytes, which go out and come back.
-            whole = self._updater.iteration * 8.0 * (size - 1) / size * (
+            whole = optimizer.t * 8.0 * (size - 1) / size * (
                 _elements(optimizer))
             found['float32', name] += whole
             own = getattr(communicator, 'events', None)

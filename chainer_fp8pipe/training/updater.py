@@ -97,10 +97,10 @@ class PipelineUpdater(StandardUpdater):
             twice; or a tuple with a bool for each chunk.  Default: False, or
             for a planned model that of its plan.
         loss_weight: ``loss_weight(target)``, the weight of a micro-batch in
-            the mean loss.  Default: its labels that
-            ``softmax_cross_entropy`` does not ignore, or else its samples.
-            With a model that :func:`partition` has cut,
-            ``loss_weight(*batch)``; default: what all losses in it ignore.
+            the mean loss.  Default: its labels but those of the argument
+            ``ignore_label`` of ``loss_func``, or else its samples.  With a
+            model that :func:`partition` has cut, ``loss_weight(*batch)``;
+            default: what all losses in it ignore.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
         seed: Of random numbers in layers and loss, such as dropout masks.

@@ -108,9 +108,10 @@ def manifest_of(path: str) -> Manifest:
             f'{_MANIFEST}.json')].tobytes())
         number = about.pop('format')
     if number != _FORMAT:
-        raise ValueError(f'{path} has format {number}, and this version of '
-                         f'chainer_fp8pipe reads format {_FORMAT}; go on with '
-                         'the version that wrote it, or move it away')
+        raise ValueError(f'{os.path.dirname(path)} has format {number}, and '
+                         'this version of chainer_fp8pipe reads format '
+                         f'{_FORMAT}; go on with the version that wrote it, '
+                         'or move it away')
     return Manifest(path, **about)
 
 

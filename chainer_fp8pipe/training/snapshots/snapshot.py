@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any
@@ -33,7 +34,9 @@ from .file import DamagedSnapshot, State, find_snapshots, iteration_of
 #: Seconds for which a training that has failed waits for its own file.
 _PATIENCE = 60.0
 #: After which one that waits for others to have a Snapshot, too, gives up.
-_LATE = 300.0
+_LATE = 600.0
+
+_resumed = weakref.WeakSet[training.Trainer]()
 
 
 class Followed:
@@ -122,7 +125,7 @@ class Snapshot(extension.Extension):
         self._saved = begin = trainer.updater.iteration
         # Before all ranks have met nothing of this run is written.
         for folder in find_snapshots(self._directory or trainer.out):
-            if begin == 0 and trainer not in state.beginnings:
+            if begin == 0 and trainer not in _resumed:
                 raise FileExistsError(
                     f'{folder} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
@@ -266,6 +269,7 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
     if damaged not in ('error', 'aside'):
         raise ValueError(
             f"damaged must be 'error' or 'aside', not {damaged!r}")
+    _resumed.add(trainer)
     state.note_beginning(trainer)
     current = raise_together(
         ranks, lambda: state.collect(trainer, comm)[0], error=ValueError)

@@ -231,7 +231,8 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     first, state, left_out = note_beginning(trainer), State(), []
     fingerprint = _Fingerprints(trainer).of
     for key, owner in _owners(trainer):
-        kept, arrays, is_whole = {}, State(), key.startswith((_KEPT, _RANDOM))
+        kept, arrays, is_whole = {}, State(), (
+            key == _RANDOM or key.startswith(_KEPT))
         for name, value in _attributes(owner).items():
             try:
                 if is_whole or first[key].get(name) != fingerprint(value):

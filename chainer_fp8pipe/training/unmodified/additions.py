@@ -125,7 +125,11 @@ class Additions(Originals):
             return
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter('always', UserWarning)
-            update = resume(trainer, self._comm, directory, damaged='aside')
+            try:
+                update = resume(trainer, self._comm, directory,
+                                damaged='aside')
+            except ValueError as error:     # on all ranks
+                raise Refusal(str(error)) from error
         for entry in trainer._extensions.values():
             # Or Chainer's own would now be loaded over it.
             if isinstance(entry.extension, _snapshot._Snapshot):

@@ -58,16 +58,19 @@ from .launch import Refusal, only_rank_0_prints, say
 
 #: Functions by which scripts change files, and ask of them.
 _CHANGES = {'chmod', 'link', 'mkdir', 'remove', 'rename', 'replace', 'rmdir',
-            'rmtree', 'savetxt', 'symlink', 'unlink', 'utime'}
+            'rmtree', 'savetxt', 'symlink', 'touch', 'unlink', 'utime'}
 _ASKS = {'listdir', 'lstat', 'stat'}
 _REPLACED = (
-    *((os, name) for name in _CHANGES - {'rmtree', 'savetxt'} | _ASKS),
+    *((os, name) for name in _CHANGES - {'rmtree', 'savetxt', 'touch'}
+      | _ASKS),
     (os, 'chdir'), (shutil, 'rmtree'), (builtins, 'open'), (io, 'open'),
     # These open by a name of their own.
+    (pathlib.Path, 'touch'),
     (numpy, 'genfromtxt'), (numpy, 'loadtxt'), (numpy, 'savetxt'))
 #: Modules whose files are no script's affair, though it has called them;
 #: those of the package that it does not call; and where others are installed.
-_NO_SCRIPTS = LIBRARIES | {'gettext', 'importlib', 'linecache', 'tempfile'}
+_NO_SCRIPTS = LIBRARIES | {'gettext', 'importlib', 'linecache',
+                           'multiprocessing', 'tempfile'}
 _BETWEEN = 'chainer_fp8pipe.compat', 'chainer_fp8pipe.intercept'
 _INSTALLED = '<frozen', *(os.path.join(path, '') for name, path
                           in sysconfig.get_paths().items() if 'lib' in name)
@@ -90,7 +93,8 @@ class Files:
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm, self._pid, self.is_open = comm.Dup(), os.getpid(), True
         self._sent: list[HeldRequest] = []
-        self._heard: list[Any] = []     # one call at most, or None: a meeting
+        # What rank 0 has told, and no call has taken; None: it meets.
+        self._heard = collections.deque[Any]()
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
@@ -118,13 +122,18 @@ class Files:
         if self._comm.rank == 0:
             self._tell(None)
 
-    def meet(self) -> None:
-        """All ranks come to a meeting: what none has asked for is void."""
+    def meet(self, looks: bool) -> None:
+        """All ranks come to a meeting: what none has asked for is void.
+
+        But where this rank comes to look, and will ask when it goes on.
+        """
         if self._comm.rank == 0:
-            self._tell(None)
-        while self._comm.rank and self._next() is not None:
-            self._heard.clear()
-        self._heard.clear()
+            return self._tell(None)
+        told = []
+        while self._next() is not None:
+            told.append(self._heard.popleft())
+        self._heard.popleft()
+        return self._heard.extend(told if looks else ())
 
     def _tell(self, told: Any) -> None:
         self._sent = [one for one in self._sent if not one.test()] + [
@@ -171,23 +180,28 @@ class Files:
             error = caught
             raise
         finally:
-            self._tell((what, path, found if what[0] in _ASKS else None,
-                        error))
+            self._tell((what, os.fspath(path),
+                        found if what[0] in _ASKS else None, error))
 
     def _follow(self, what: tuple[str, ...], path: Any,
                 act: Callable[[Any], Any], is_open: bool) -> Any:
         """Does on another rank as rank 0 has told."""
-        if is_open and (told := self._next()) and told[0] == what:
-            _, path, found, error = self._heard.pop()
+        own = os.fspath(path)
+        if is_open and (told := self._next()) and told[0] == what and (
+                told[1] == own or not os.path.lexists(own)):
+            _, path, found, error = self._heard.popleft()
             if error is not None:
                 raise error
             if what[0] in _ASKS:
                 return found
         if what[0] in _CHANGES:
             return None
-        if {*what[1]} & {*'wax'}:
+        if {*what[1]} & {*'wax+'}:
+            written = pathlib.Path(os.fsdecode(path)).read_bytes(
+                ) if 'r' in what[1] else b''
             path, lost = tempfile.mkstemp()
             os.unlink(lost)
+            os.pwrite(path, written, 0)
         return act(path)
 
     def _line(self) -> str:
@@ -249,7 +263,9 @@ def adapt(trainer: Any, job: Any) -> None:
             raise Refusal(
                 'a snapshot has snapshot_on_error=True, when ranks may be '
                 'anywhere, or a ProcessQueueWriter; leave them out')
-        entry.extension = looking(own)
+        # Rank 0 alone has these.
+        entry.extension = (own if isinstance(own, _PRINT_OR_DRAW)
+                           else looking(own))
 
 
 def _left_out(own: Any) -> Any:
@@ -395,7 +411,7 @@ class Looks:
         """
         fetching.now = None
         while not self.have_failed:
-            self.files.meet()
+            self.files.meet(what is None)
             said = self._meeting.say(what)
             if None in said:
                 self._partition.placement.fetch()
