@@ -156,7 +156,7 @@ class LayersAdapter(Adapter):
         self._loss_func: Any = (
             _softmax_loss if loss_func in (None, F.softmax_cross_entropy)
             else loss_func)
-        ignored: Any = None     # the label that its mean leaves out, as it says
+        ignored: Any = None     # the label that it says its mean leaves out
         with contextlib.suppress(TypeError, ValueError, KeyError):
             options = inspect.signature(self._loss_func).parameters
             if 'normalize' not in options or options['normalize'].default:

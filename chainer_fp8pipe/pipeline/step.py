@@ -11,9 +11,10 @@
 # Evaluation and prediction are the same without backward and update.  These
 # three are the only collective calls; replicas exchange gradients and a number
 # more.  Between two meetings a rank may fail anywhere: it says so in the next
-# one, and gives up the channels, for which others may be waiting.  Ranks of a
-# Chain record the micro-batches before the first meeting, as what a model
-# calls may depend on the batch.
+# one, and gives up the channels, for which others may be waiting; but of one
+# that fails in the exchange replicas hear by the watch.  Ranks of a Chain
+# record the micro-batches before the first meeting, as what a model calls may
+# depend on the batch.
 from __future__ import annotations
 
 import contextlib
@@ -218,6 +219,8 @@ class Pipeline:
                         meetings.meet(self._comm(step), error=error)
                     raise
                 finally:
+                    self._stage.forget()
+                    self._adapter.end(step)
                     self._channels.renew()
                     if step != 'train':     # which alone changes something
                         meetings.broken = ''
@@ -296,8 +299,6 @@ class Pipeline:
                           if isinstance(group := vars(link).get('group'),
                                         Group)}:
                 group.give_up(text)
-        self._stage.forget()
-        self._adapter.end(step)
 
     # --- before a step ------------------------------------------------------
 
@@ -320,13 +321,7 @@ class Pipeline:
             if grid.stage_index == 0:
                 batch = self._first_batch(step, read)
             with meetings.noting(), self._waits():
-                try:
-                    batch = self._pass_on(batch)
-                except Exception as error:  # others may wait for it
-                    self._channels.fail(str(error))
-                    raise ValueError(
-                        'the batch was not passed on: '
-                        f'{type(error).__name__}: {error}') from error
+                batch = self._pass_on(batch)
         if not meetings.errors and batch.micro_batches:
             with meetings.noting():
                 value = self._rehearse(step, batch), sum(adapter.weights)
@@ -351,9 +346,10 @@ class Pipeline:
                 raise NotTraced(
                     'the ranks of a pipeline have recorded other calls, which '
                     'must not depend on the rank')
-        except BaseException:       # on all ranks
+        except BaseException as error:      # on all ranks
             adapter.end('before')
-            self._channels.renew()  # the batch may have been lost on its way
+            if not isinstance(error, StopIteration):
+                self._channels.renew()      # a batch may be lost on its way
             raise
         # The mean over replicas divides once more.
         return batch, sum(said[-1][1] for said in pipelines) / len(pipelines)
@@ -418,7 +414,15 @@ class Pipeline:
 
     def _pass_on(self, batch: Batch) -> Batch:
         """The first stage's batch, on all."""
-        words, *arrays = self._on_all((_words(batch), *batch.arrays), 0, BATCH)
+        try:
+            words, *arrays = self._on_all((_words(batch), *batch.arrays), 0,
+                                          BATCH)
+        except BaseException as error:      # others may wait for it
+            self._channels.fail(str(error))
+            if not isinstance(error, Exception):
+                raise
+            raise ValueError('the batch was not passed on: '
+                             f'{type(error).__name__}: {error}') from error
         return batch if self.grid.stage_index == 0 else pickle.loads(
             words.tobytes())._replace(arrays=arrays)
 

@@ -17,6 +17,7 @@ import chainer.links as L
 import chainermn
 import numpy
 import pytest
+from chainermn.links import MultiNodeBatchNormalization
 from mpi4py import MPI
 
 from tests.ranks import on_ranks
@@ -73,7 +74,7 @@ class Net(chainer.Chain):
 
 
 def said(loss, comm, samples=4, later=True, micro_batches=2,
-         labels=((0, 1, 2, 2),) * 2):
+         labels=((0, 1, 2, 2),) * 2, over_replicas=False):
     """What two updates warn of, and the model."""
     rng = numpy.random.RandomState(0)
     numpy.random.seed(0)        # or one sample's outputs may all be zero
@@ -82,12 +83,14 @@ def said(loss, comm, samples=4, later=True, micro_batches=2,
     with deferred() if later else contextlib.nullcontext():
         model = Net(loss)
     example = tuple(one[:samples // micro_batches] for one in batch)
-    partition(model, example, comm, micro_batches=micro_batches)
     optimizer = chainer.optimizers.SGD(0.)
     grid = grid_of(comm)
     if grid.replicas > 1:
-        optimizer = chainermn.create_multi_node_optimizer(
-            optimizer, create_communicator('float32', grid.data))
+        data = create_communicator('float32', grid.data)
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, data)
+        if over_replicas:
+            model.norm = MultiNodeBatchNormalization(5, data)
+    partition(model, example, comm, micro_batches=micro_batches)
     pipeline = Pipeline(optimizer.setup(model), grid,
                         micro_batches=micro_batches)
     with warnings.catch_warnings(record=True) as found:
@@ -123,6 +126,13 @@ def test_one_rank_tells(comm, pipeline):
         assert len(found) == (comm.rank == pipeline - 1 and name == 'sum')
         assert sum(comm.allgather(len(list(model.params())))) == (
             12 // pipeline)
+
+
+@on_ranks(2)
+def test_a_replica_may_compare_alone(comm):
+    found, _ = said(valid, ProcessGrid(comm, 1), labels=(
+        (0, 1, 2, 2), (0, 1, comm.rank - 1, 2)), over_replicas=True)
+    assert len(found) == 1 - comm.rank
 
 
 @on_ranks(2)
