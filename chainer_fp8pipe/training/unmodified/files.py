@@ -25,6 +25,7 @@ import collections
 import contextlib
 import functools
 import io
+import itertools
 import os
 import pathlib
 import shutil
@@ -140,12 +141,26 @@ class Files:
             HeldRequest(self._comm.isend(told, rank))
             for rank in range(1, self._comm.size)]
 
-    def _next(self) -> Any:
-        """What rank 0 has told next, which is kept."""
-        if not self._heard:
+    def _next(self, ahead: int = 0) -> Any:
+        """What rank 0 has told next, or after that, which is kept."""
+        while len(self._heard) <= ahead:
             wait_until(lambda: self._comm.iprobe(0))
             self._heard.append(self._comm.recv(source=0))
-        return self._heard[0]
+        return self._heard[ahead]
+
+    def _told(self, what: tuple[str, ...], own: Any) -> Any:
+        """What rank 0 has told of a call; None: it has made another one.
+
+        Where a line is run several times, of a path that is here: of this one.
+        """
+        for ahead in itertools.count():
+            told = self._next(ahead)
+            if told is None or told[0] != what:
+                return None
+            if told[1] == own or not os.path.lexists(own):
+                del self._heard[ahead]
+                return told
+        return None
 
     def _replaced(self, name: str, original: Callable) -> Callable:
         """A function of files, for the script's main thread."""
@@ -174,22 +189,24 @@ class Files:
         """Acts on rank 0, and tells the others what has come of it."""
         found = error = None
         try:
-            found = act(path)
-            return found
+            # Before anything is written to it.
+            found = _content(path) if {'r', '+'} <= {*what[1]} else None
+            made = act(path)
+            if what[0] in _ASKS:
+                found = made
+            return made
         except Exception as caught:
             error = caught
             raise
         finally:
-            self._tell((what, os.fspath(path),
-                        found if what[0] in _ASKS else None, error))
+            self._tell((what, os.fspath(path), found, error))
 
     def _follow(self, what: tuple[str, ...], path: Any,
                 act: Callable[[Any], Any], is_open: bool) -> Any:
         """Does on another rank as rank 0 has told."""
-        own = os.fspath(path)
-        if is_open and (told := self._next()) and told[0] == what and (
-                told[1] == own or not os.path.lexists(own)):
-            _, path, found, error = self._heard.popleft()
+        found = None
+        if is_open and (told := self._told(what, os.fspath(path))):
+            _, path, found, error = told
             if error is not None:
                 raise error
             if what[0] in _ASKS:
@@ -197,11 +214,11 @@ class Files:
         if what[0] in _CHANGES:
             return None
         if {*what[1]} & {*'wax+'}:
-            written = pathlib.Path(os.fsdecode(path)).read_bytes(
-                ) if 'r' in what[1] else b''
+            if found is None and 'r' in what[1]:
+                found = _content(path)
             path, lost = tempfile.mkstemp()
             os.unlink(lost)
-            os.pwrite(path, written, 0)
+            os.pwrite(path, found or b'', 0)
         return act(path)
 
     def _line(self) -> str:
@@ -218,6 +235,10 @@ class Files:
                 if not file.startswith(_INSTALLED):
                     return f'{file}:{line}'
         return ''
+
+
+def _content(path: Any) -> bytes:
+    return pathlib.Path(os.fsdecode(path)).read_bytes()
 
 
 def _by_all(original: Callable) -> Callable:

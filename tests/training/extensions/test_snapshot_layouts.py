@@ -7,7 +7,7 @@ import warnings
 
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.training.extensions import Snapshot, resume
-from chainer_fp8pipe.training.snapshots.state import collect
+from chainer_fp8pipe.training.snapshots.state import collect, note_beginning
 
 import chainer
 import chainer.functions as F
@@ -352,6 +352,7 @@ def test_a_state_of_a_batch_is_left_and_numbers_go_on(comm, tmp_path):
             loss_func=lambda x, model=model: F.sum(model(x))),
             (3, 'iteration'), str(tmp_path))
         if ranks is comm:
+            note_beginning(trainer)     # as Snapshot does
             trainer.run()
             save(trainer, comm, tmp_path)
     with pytest.warns(UserWarning, match='another layout'):
