@@ -18,10 +18,14 @@ import chainer
 import numpy
 from chainer.functions.array.as_strided import AsStrided
 
-from ..intercept.function_calls import Interceptor, intercepting
+from ..intercept.function_calls import (
+    Interceptor,
+    again,
+    function_of,
+    intercepting,
+)
 from ..intercept.training_objects import own_work
 from ..pipeline.backprop import SEPARABLE
-from ..pipeline.layers import again, function_of
 from ..pipeline.randomness import preserved
 from . import nested
 from .attributes import on_copies
@@ -60,7 +64,7 @@ _SHORT, _TIMES = 2e-3, 3
 
 @dataclass(eq=False)
 class KnownCall(Call):
-    """What is the same of a call in all programs, which share this object."""
+    """A call, without its values: all programs that make it share this."""
 
     #: Placeholders like the outputs, of no program.
     forms: dict[int | str, Any] = field(default_factory=dict)

@@ -18,6 +18,7 @@ import chainer
 
 from ..intercept.function_calls import (
     Interceptor,
+    again,
     call_unchecked,
     intercepting,
 )
@@ -28,7 +29,7 @@ from . import nested
 from .attributes import Names
 from .calls import Source, Value
 from .layout import Layout, sources_in
-from .measure import KnownCall, again, attributes_of
+from .measure import KnownCall, attributes_of
 from .placeholder import (
     Ahead,
     PlaceholderError,

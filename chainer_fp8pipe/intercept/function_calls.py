@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import sys
 import weakref
@@ -185,6 +186,28 @@ def call_unchecked(node: chainer.FunctionNode, inputs: Any,
     if _setting('enable_backprop'):
         _join_graph(node, list(inputs), outputs, found)
     return outputs
+
+
+def function_of(node: Any) -> Any:
+    """A function itself, which may be an old-style one."""
+    return (node.function if type(node) is chainer.function.FunctionAdapter
+            else node)
+
+
+def again(node: Any, own: Mapping[str, Any]) -> Any:
+    """A copy of a function, with its attributes from before its run."""
+    if type(node) is chainer.function.FunctionAdapter:
+        function = copy.copy(node.function)
+        function.__dict__.clear()
+        function.__dict__.update(own)
+        adapter = chainer.function.FunctionAdapter(function)
+        # As Function.__call__ swaps the ownership.
+        adapter._function, adapter._weak_function = function, None
+        function._node, function._owned_node = weakref.ref(adapter), None
+        return adapter
+    made = object.__new__(type(node))
+    made.__dict__.update(own)
+    return made
 
 
 def is_watched(node: chainer.FunctionNode) -> bool:

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,7 +28,9 @@ from chainer.variable import VariableNode
 
 from ..intercept.function_calls import (
     Interceptor,
+    again,
     call_unchecked,
+    function_of,
     intercepting,
 )
 from .backprop import NOT_HANDED_ON, Arrays, Tape
@@ -323,27 +324,3 @@ class _Later(chainer.FunctionNode):
             for name, value in self._config.items():
                 stack.enter_context(chainer.using_config(name, value))
             return self._twin.apply(arguments)
-
-
-# --- what is asked of Chainer's functions ------------------------------------
-
-def function_of(node: Any) -> Any:
-    """A function itself, which may be an old-style one."""
-    return (node.function if type(node) is chainer.function.FunctionAdapter
-            else node)
-
-
-def again(node: Any, own: Mapping[str, Any]) -> Any:
-    """A copy of a function, with its attributes from before its run."""
-    if type(node) is chainer.function.FunctionAdapter:
-        function = copy.copy(node.function)
-        function.__dict__.clear()
-        function.__dict__.update(own)
-        adapter = chainer.function.FunctionAdapter(function)
-        # As Function.__call__ swaps the ownership.
-        adapter._function, adapter._weak_function = function, None
-        function._node, function._owned_node = weakref.ref(adapter), None
-        return adapter
-    made = object.__new__(type(node))
-    made.__dict__.update(own)
-    return made
