@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..pipeline.means import weights_of
 from ..pipeline.randomness import preserved
 from . import nested
 from .attributes import Names, State, on_copies
+from .collectives import Answering
 from .deferred import place_array
 from .measure import SeesLabels, counted
 from .placeholder import is_placeholder
@@ -119,19 +121,17 @@ def _rows(every: Sequence[Any]) -> list[int]:
     return numpy.argsort(~left, kind='stable')[:_SAMPLES].tolist()
 
 
-class _Labels(SeesLabels):
+class _Labels(SeesLabels, Answering):
     """Counts labels of losses."""
+
+    # Another replica may have a batch that it does not compare.
+    recorder = types.SimpleNamespace(pipeline=None)
 
     def __init__(self) -> None:
         self.found: list[tuple[int, int]] = []
 
     def leave_out(self, labels: Any, label: int) -> None:
         self.found.append(counted(labels, label))
-
-    def communicate(self, name: str, comm: Any, answer: Any,
-                    original: Any) -> Any:
-        # Another replica may have a batch that it does not compare.
-        return answer()
 
 
 @contextlib.contextmanager
