@@ -25,7 +25,6 @@ import collections
 import contextlib
 import functools
 import io
-import itertools
 import os
 import pathlib
 import shutil
@@ -153,13 +152,12 @@ class Files:
 
         Where a line is run several times, of a path that is here: of this one.
         """
-        for ahead in itertools.count():
-            told = self._next(ahead)
-            if told is None or told[0] != what:
-                return None
+        ahead = 0
+        while (told := self._next(ahead)) and told[0] == what:
             if told[1] == own or not os.path.lexists(own):
                 del self._heard[ahead]
                 return told
+            ahead += 1
         return None
 
     def _replaced(self, name: str, original: Callable) -> Callable:
@@ -177,15 +175,18 @@ class Files:
                        ) if name == 'open' else ''
             self.is_open = False        # what it calls itself is its own
             try:
-                return (self._lead if is_first else self._follow)(
-                    (name, mode, line), args[0], lambda path: original(
-                        path, *args[1:], **kwargs), is_open)
+                what, path = (name, mode, line), args[0]
+
+                def act(path: Any) -> Any:
+                    return original(path, *args[1:], **kwargs)
+                return (self._lead(what, path, act) if is_first
+                        else self._follow(what, path, act, is_open))
             finally:
                 self.is_open = is_open
         return call
 
     def _lead(self, what: tuple[str, ...], path: Any,
-              act: Callable[[Any], Any], _: bool) -> Any:
+              act: Callable[[Any], Any]) -> Any:
         """Acts on rank 0, and tells the others what has come of it."""
         found = error = None
         try:
