@@ -91,7 +91,7 @@ class ChainAdapter(Adapter):
                 raise ValueError(text)
         self.chunks = part.plan.chunks
         self._method: Callable | None = None
-        # What a step that has begun gathers.
+        # Of the step whose micro-batches are recorded; None: of none.
         self._statistics: BatchStatistics | None = None
         #: Kinds of batches whose loss was compared with that of parts.
         self._compared: frozenset[str] = frozenset()
@@ -274,7 +274,7 @@ class ChainAdapter(Adapter):
 
 
 def _kinds(arrays: list[Any], given: list[Any]) -> frozenset[str]:
-    """What a batch has that a loss may leave out of its mean."""
+    """Kinds of samples in a batch: a loss may count some kinds only."""
     return frozenset(kind for kind, is_there in (
         ('any', True),
         ('left out', any(not (array if array.dtype.kind == 'b' else array >= 0

@@ -1,4 +1,4 @@
-"""What is equal for calls that are written down alike: a call's form."""
+"""The form of a call: calls with equal forms are written down alike."""
 # A form says all of a call but the values of arrays.  A call's key is its
 # form, what it reads, its number, and the links around it.
 #
@@ -56,8 +56,8 @@ class Forms:
         #: Paths of links with persistent arrays, by these arrays' ids.
         self.owners: dict[int, str] = {}
         self._note_owners(self._names.links.values())
-        # Of the call that is looked at: whether it is like no other one, and
-        # the functions around the value that is looked at.
+        # Whether no other call has this one's form; and the functions around
+        # the value that is being described.
         self._is_unlike = False
         self._around: set[int] = set()
 

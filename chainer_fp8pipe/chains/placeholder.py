@@ -134,7 +134,7 @@ class Placeholder(nested.Dataless):
     __str__ = __repr__
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # What a link keeps of the last batch may be copied with the link.
+        # A copy of a link has a placeholder that the link kept, by its name.
         if current() is not None or isinstance(self.source, str):
             raise looked_at(self, 'pickle')
         return Placeholder, (self.shape, self.dtype, describe_source(self))

@@ -1,4 +1,4 @@
-"""What is on which chunk and rank: calls, parameters and running values."""
+"""Decides on which chunk and rank calls, parameters and averages are."""
 # A parameter stays where the example has put it.  Links with running values
 # are on one chunk for good, as nobody could say whose values count.  Between
 # steps ranks may fetch the whole model, for code that calls it.
@@ -172,7 +172,8 @@ class Placement:
         """
         for name, root in roots.items():
             parameter = self.names.parameters[name]
-            # What is yet to be drawn moves NumPy's generator on all ranks on.
+            # All ranks draw these values, so that NumPy's generator is the
+            # same on all of them afterwards.
             if is_placeholder(parameter._data[0]) and (
                     rank == root or self.own is self._always
                     and not isinstance(parameter.initializer, Drawing)):
