@@ -30,13 +30,15 @@ class Layout:
         homes: Chunks for some calls, by number, which override the cuts; a
             call with an input on a later chunk still runs on that chunk.
         reports: Reported values, by name.
+        kept: Values that a later program may read.
     """
 
     def __init__(self, calls: Sequence[Any], order: Order,
                  cuts: Sequence[tuple[int, ...]],
                  results: Sequence[Source] = (),
                  homes: Mapping[int, int] | None = None,
-                 reports: Mapping[str, Any] | None = None) -> None:
+                 reports: Mapping[str, Any] | None = None,
+                 kept: Sequence[Source] = ()) -> None:
         homes = homes or {}
         chunks: list[int] = []
         # No call may be later than what reads it and has a home.
@@ -75,6 +77,17 @@ class Layout:
         #: result is made of.
         self.incoming = ((), *crossing)
         self.outgoing = (*crossing, tuple(results))
+        # What no later call of the chunk reads, and nobody at its end.
+        later = [{*one, *results, *kept, *sources_in(list(
+            (reports or {}).values()))} for one in self.outgoing]
+        unread: list[set[Source]] = []
+        for number in reversed(range(len(calls))):
+            after = later[self.chunks[number]]
+            unread.append({*calls[number].inputs, *[
+                Source(number, key) for key in calls[number].outputs]} - after)
+            after |= unread[-1]
+        #: For each call the values that go when it was made.
+        self.unread = unread[::-1]
         #: The chunk that knows a reported value, by its name.
         self.reporters = {
             name: max([self.chunks[source.call] for source

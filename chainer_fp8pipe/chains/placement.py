@@ -71,7 +71,8 @@ class Placement:
                 program.calls, self._plan.order, self._plan.cuts,
                 sources_in(program.result), {
                     number: self.keepers[name] for number, name in links
-                    if name in self.keepers}, program.reports)
+                    if name in self.keepers}, program.reports,
+                sources_in(list(program.kept.values())))
         known, layout = set(self.keepers), made()
         for call, chunk in zip(program.calls, layout.chunks, strict=True):
             for name in set(call.whole) - known:

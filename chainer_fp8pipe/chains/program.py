@@ -24,7 +24,7 @@ from ..intercept.function_calls import (
 )
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.means import BatchStatistics
-from ..pipeline.randomness import Place, preserved, seed_at
+from ..pipeline.randomness import Place, seed_at
 from . import nested
 from .attributes import Names
 from .calls import Source, Value
@@ -167,16 +167,6 @@ class Program:
             pin: chainer.Variable(before.values[source], requires_grad=False)
             for (before, source), pin in self.notes.pins.items()
             if layout.chunks[pin.call] == chunk})
-        # What no later call reads goes, unless it is asked for at the end.
-        later = {*layout.outgoing[chunk], *sources_in([
-            self.result, *self.kept.values(), *self.reports.values()])}
-        unread: dict[int, set[Source]] = {}
-        for number in reversed(range(len(calls))):
-            if layout.chunks[number] == chunk:
-                unread[number] = {*calls[number].inputs, *[
-                    one.source for one in calls[number].forms.values()]
-                    } - later
-                later |= unread[number]
         numbers: dict[int, int] = {}
         found: dict[str, Any] = {}
         with intercepting(_Making(statistics)), \
@@ -186,7 +176,7 @@ class Program:
                     node = self._ready(number, real, is_first)
                     numbers[id(node)] = number
                     self._make(number, node, list(map(real, taken[2])), values)
-                    for source in unread[number]:
+                    for source in layout.unread[number]:
                         values.pop(source, None)
         outputs = tuple([
             values[one] for one in layout.outgoing[chunk]
@@ -300,7 +290,6 @@ class Program:
             for name, value in call.config.items():
                 stack.enter_context(chainer.using_config(name, value))
             if call.draws:
-                stack.enter_context(preserved())
                 seed_at(place._replace(layer=number), xp)
             yield
 

@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -104,9 +103,9 @@ class Recorder:
             # What looks at data has done so in the example, hardly later.
             before = None if one.known else copied(names.links)
             try:
+                seed_between(place)
                 with names.reporter.scope(one.program.reports), \
-                        statistics.counting(-1), between_calls(place), \
-                        intercepting(one):
+                        statistics.counting(-1), intercepting(one):
                     one.program.result = run(*args, **kwargs)
                 one.refuse_placeholders()
             except PlaceholderError as error:
@@ -404,17 +403,9 @@ class _Recording(Answering):
         return tuple(dict.fromkeys(whole))
 
 
-@contextlib.contextmanager
-def between_calls(place: Place) -> Iterator[None]:
-    """A block in which the place seeds what Python draws between calls."""
-    state = random.getstate()
-    random.seed(repr(place))
-    try:
-        with preserved():
-            seed_at(place._replace(layer=_BETWEEN))
-            yield
-    finally:
-        random.setstate(state)
+def seed_between(place: Place) -> None:
+    """Has the place seed what Python draws between calls."""
+    seed_at(place._replace(layer=_BETWEEN))
 
 
 def record_example(recorder: Recorder, run: Callable, timed: bool,

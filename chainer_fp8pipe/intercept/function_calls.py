@@ -28,7 +28,9 @@ from chainer.variable import VariableNode
 
 from .patching import Current, Patch
 
-_config: Any = chainer.config
+#: Chainer's settings, of which it takes some time to ask itself.
+_local: Any = chainer.config._local
+_global: Any = chainer.config._global
 
 
 class Interceptor:
@@ -176,14 +178,15 @@ def call_unchecked(node: chainer.FunctionNode, inputs: Any,
         raise TypeError(f'forward of {node.label} must return a tuple, not '
                         f'{type(found).__name__}')
     node._output_count = len(found)
-    node._output_layouts = node._output_layouts or (None,) * len(found)
+    if node._output_layouts is None:
+        node._output_layouts = (None,) * len(found)
     outputs = tuple([
         _variable(array, requires_grad)
         if layout is None and type(array) is numpy.ndarray
         else chainer.Variable(array, requires_grad=requires_grad,
                               layout=layout)
         for array, layout in zip(found, node._output_layouts, strict=True)])
-    if _setting('enable_backprop'):
+    if _local.__dict__.get('enable_backprop', _global.enable_backprop):
         _join_graph(node, list(inputs), outputs, found)
     return outputs
 
@@ -212,16 +215,12 @@ def again(node: Any, own: Mapping[str, Any]) -> Any:
 
 def is_watched(node: chainer.FunctionNode) -> bool:
     """Whether hooks, debug mode or a static graph look at a call."""
+    own = _local.__dict__
     return bool(
         node._n_local_function_hooks
-        or getattr(chainer._thread_local, 'function_hooks', None)
-        or _setting('debug') or _setting('schedule_func') is not None)
-
-
-def _setting(name: str) -> Any:
-    """Chainer's, which takes some time to say it."""
-    own = _config._local.__dict__
-    return own[name] if name in own else getattr(_config._global, name)
+        or chainer._thread_local.__dict__.get('function_hooks')
+        or own.get('debug', _global.debug)
+        or own.get('schedule_func', _global.schedule_func) is not None)
 
 
 def unchecked() -> contextlib.AbstractContextManager[None]:
@@ -268,7 +267,8 @@ def _join_graph(node: chainer.FunctionNode, inputs: list[Any],
             outputs[index].retain_data()
         node._retained_output_data = tuple([
             arrays[index] for index in node._output_indexes_to_retain])
-    node.lazy_grad_sum = _setting('lazy_grad_sum')
+    node.lazy_grad_sum = _local.__dict__.get('lazy_grad_sum',
+                                             _global.lazy_grad_sum)
 
 
 # --- the replacements --------------------------------------------------------

@@ -1,6 +1,6 @@
 """Random numbers that do not depend on how a model was cut.
 
-A layer draws from a generator seeded by its place: seed, iteration, layer of
+A layer draws from generators seeded by its place: seed, iteration, layer of
 the whole model, first sample of the micro-batch.  So a dropout mask is the
 same on every rank, in every order, and when a pass is made again.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -27,23 +28,24 @@ class Place(NamedTuple):
 def seed_at(place: Place, xp: Any = numpy) -> None:
     """Makes the random numbers that follow depend on ``place`` alone.
 
-    Seeds the global generators of NumPy and CuPy, which it does not restore:
-    put :func:`preserved` around the whole step.
+    Seeds the global generators of NumPy, CuPy and Python, which it does not
+    restore: put :func:`preserved` around the whole step.
     """
     # Two words of 32 bits for each number, the low one first.
     numpy.random.seed([int(number) >> shift & 0xffffffff
                        for number in place for shift in (0, 32)])
+    random.seed(repr([int(number) for number in place]))
     if xp is not numpy:
         xp.random.seed(int(numpy.random.randint(1 << 31)))
 
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Gives the global generators of NumPy and CuPy their states back.
+    """Gives the global generators of NumPy, CuPy and Python their states back.
 
     That of CuPy, which tells no state, waits, and another one draws.
     """
-    state = numpy.random.get_state()
+    state, of_python = numpy.random.get_state(), random.getstate()
     device = cuda.cupy.random if cuda.available else None
     if device is not None:
         before = device.get_random_state()
@@ -52,6 +54,7 @@ def preserved() -> Iterator[None]:
         yield
     finally:
         numpy.random.set_state(state)
+        random.setstate(of_python)
         if device is not None:
             device.set_random_state(before)
 

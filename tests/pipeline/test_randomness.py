@@ -1,3 +1,4 @@
+import random
 import types
 
 from chainer_fp8pipe.pipeline.randomness import Place, preserved, seed_at
@@ -12,7 +13,7 @@ PLACES = st.builds(Place, *[st.integers(0, 2 ** 40)] * 4)
 
 def draw(place):
     seed_at(place)
-    return np.random.rand(4).tolist()
+    return [*np.random.rand(4), random.random()]
 
 
 def test_integers_of_numpy_seed_as_pythons():
@@ -48,11 +49,11 @@ class Device:
         self.now.seed(seed)
 
 
-def test_a_devices_generator_goes_on_as_if_nothing_was_drawn(monkeypatch):
+def test_generators_go_on_as_if_nothing_was_drawn(monkeypatch):
     device = Device()
     monkeypatch.setattr(cuda, 'available', True)
     monkeypatch.setattr(cuda, 'cupy', device, raising=False)
-    drawn = []
+    drawn, of_python = [], random.getstate()
     for number in 0, 0, 1:
         with preserved():
             seed_at(Place(0, number, 0, 0), device)
@@ -63,3 +64,4 @@ def test_a_devices_generator_goes_on_as_if_nothing_was_drawn(monkeypatch):
     assert drawn[0] == drawn[1] != drawn[2]
     assert device.now is device.first
     assert device.now.rand() == np.random.RandomState(3).rand()
+    assert random.getstate() == of_python
