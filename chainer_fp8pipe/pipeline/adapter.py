@@ -99,6 +99,13 @@ class Adapter:
         """Prepares the batch and its weights; what all ranks must have found.
         """
 
+    def weigh(self) -> list[float]:
+        """The weights of the micro-batches, when all of them are prepared."""
+        return self.weights
+
+    def found_later(self) -> Any:
+        """As :meth:`rehearse` returns, of what was prepared after it."""
+
     def explain(self) -> None:
         """Raises an error that says what ranks have found differently."""
 

@@ -10,7 +10,7 @@
 # run again, on what they were given: no code of the model's.
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import chainer
@@ -64,22 +64,27 @@ class Stage:
         hold(self)
 
     def run(self, schedule: Schedule, inputs: list[Arrays],
-            places: list[Place], slopes: list[float], train: bool
-            ) -> list[Arrays]:
+            places: list[Place], slopes: Callable[[], list[float]],
+            train: bool) -> list[Arrays]:
         """Does all actions of this rank in their order; the last outputs.
 
         Args:
             schedule: For as many micro-batches as there are places.
             inputs: Of the first chunk, one per micro-batch; elsewhere unused.
             places: Of the micro-batches, with any layer.
-            slopes: The gradient of each micro-batch's loss, on the last rank.
+            slopes: Gives the gradient of each micro-batch's loss.  It may take
+                some time, and is called where a rank would wait: by the
+                first one when it has something to send.
             train: Whether to keep what a backward pass needs.
         """
-        self._places, self._slopes, self._train = places, slopes, train
+        self._places, self._train, rank = places, train, self.channels.rank
         if 0 in self._parts:
             for micro_batch, arrays in enumerate(inputs):
                 self._kept['activation', micro_batch, -1] = arrays
-        for kind, micro_batch, number in schedule.actions[self.channels.rank]:
+        for index, action in enumerate(schedule.actions[rank]):
+            if index == (rank == 0):
+                self._slopes = slopes()
+            kind, micro_batch, number = action
             if kind is Kind.FORWARD:
                 self._forward(micro_batch, number)
             else:

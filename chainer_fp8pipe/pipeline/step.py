@@ -13,16 +13,16 @@
 # more.  Between two meetings a rank may fail anywhere: it says so in the next
 # one, and gives up the channels, for which others may be waiting; but of one
 # that fails in the exchange replicas hear by the watch.  Ranks of a Chain
-# record the micro-batches before the first meeting, as what a model calls may
-# depend on the batch.
+# record the first micro-batch, or all, before the first meeting, as what a
+# model calls may depend on the batch.
 from __future__ import annotations
 
 import contextlib
 import gc
 import numbers
 import pickle
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import chainer
 import numpy
@@ -232,8 +232,12 @@ class Pipeline:
         scale = self.optimizer._loss_scale if train else None
         if train:
             self._model.cleargrads()
-        slopes = [weight / (total or 1.0) * (1.0 if scale is None else scale)
-                  for weight in adapter.weights]
+
+        def slopes() -> list[float]:
+            weights = adapter.weigh()
+            whole = total if grid.replicas > 1 else sum(weights)
+            return [weight / (whole or 1.0) * (1.0 if scale is None else scale)
+                    for weight in weights]
         schedule = self.schedule if train else make_schedule(
             'forward', grid.stages, batch.micro_batches, self.schedule.chunks)
         with _mode(step):
@@ -246,8 +250,11 @@ class Pipeline:
         if step == 'predict' and self._is_last:
             with blame(lambda: 'the output', 0):
                 joined = adapter.joined(outputs, batch.sizes)
-        everyone = self._meetings.meet(
-            comm, None if step == 'predict' else adapter.reported(outputs))
+        everyone, later = zip(*self._meetings.meet(comm, (
+            None if step == 'predict' else adapter.reported(outputs),
+            adapter.found_later())), strict=True)
+        if any(one != later[0] for one in later):
+            self._refuse_other_calls()
         self._channels.flush()
         adapter.end()
         result: Any = (
@@ -257,7 +264,7 @@ class Pipeline:
         self._meetings.meet(comm)
         return result
 
-    def _update(self, everyone: list[Any]) -> dict[str, Any]:
+    def _update(self, everyone: Sequence[Any]) -> dict[str, Any]:
         """Exchange, reports and update.
 
         Of a multi-node optimizer it does what its ``update`` does, but never
@@ -341,11 +348,8 @@ class Pipeline:
             differ = [any(one != said[0][0] for one, _ in said)
                       for said in pipelines]
             if any(differ):
-                if differ[-1 if len(differ) == 1 else grid.replica_index]:
-                    adapter.explain()
-                raise NotTraced(
-                    'the ranks of a pipeline have recorded other calls, which '
-                    'must not depend on the rank')
+                self._refuse_other_calls(
+                    differ[-1 if len(differ) == 1 else grid.replica_index])
         except BaseException as error:      # on all ranks
             adapter.end('before')
             if not isinstance(error, StopIteration):
@@ -353,6 +357,12 @@ class Pipeline:
             raise
         # The mean over replicas divides once more.
         return batch, sum(said[-1][1] for said in pipelines) / len(pipelines)
+
+    def _refuse_other_calls(self, is_own: bool = True) -> NoReturn:
+        if is_own:
+            self._adapter.explain()
+        raise NotTraced('the ranks of a pipeline have recorded other calls, '
+                        'which must not depend on the rank')
 
     def _settings(self, step: str, method: str | None) -> dict[str, str]:
         """What else must be the same on all ranks."""

@@ -39,7 +39,7 @@ def step(layers, cut=(), schedule='zero_bubble', recomputed=(), sums=None):
     stage.run(make_schedule(schedule, 1, 4, last + 1),
               [(X[start:start + 5],) for start in range(0, 20, 5)],
               [Place(0, 0, 0, start) for start in range(0, 20, 5)],
-              [.25] * 4, train=True)
+              lambda: [.25] * 4, train=True)
     stage.finish(None)
 
 

@@ -1,4 +1,6 @@
 """Whatever is wrong on one rank is a clear error on every rank."""
+import itertools
+
 from chainer_fp8pipe import (
     Divisible,
     PipelineUpdater,
@@ -275,6 +277,13 @@ def other_calls(comm, model):
     model.between = F.sigmoid if comm.rank == 1 else F.relu
 
 
+def other_calls_at_last(comm, model):
+    """In the second micro-batch, which is recorded while a rank would wait."""
+    turns = itertools.count()
+    model.between = lambda h: (
+        F.sigmoid if comm.rank and next(turns) % 2 else F.relu)(h)
+
+
 def later(comm, spoil=lambda comm, model: None, batch=(X,), **options):
     """A second update of a Chain, or what is wrong after the first one."""
     model = Net()
@@ -293,6 +302,8 @@ CHAINS = {
                   lambda comm: later(comm, misplaced)),
     'other later calls': ('must not depend on the rank',
                           lambda comm: later(comm, other_calls)),
+    'other calls at last': ('call 1 of micro-batch 1 is ReLU in / .*Sigmoid',
+                            lambda comm: later(comm, other_calls_at_last)),
     'other weights': (
         r'loss_weight is \[4.0, 4.0\] on rank 0 but \[5.0, 5.0\] on rank 1',
         lambda comm: later(comm, loss_weight=lambda x: len(x) + comm.rank)),

@@ -127,6 +127,8 @@ class Layers(Cleared, Divisible):
 
 
 class Chain(Cleared, chainer.Chain):
+    times = 0
+
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -137,7 +139,10 @@ class Chain(Cleared, chainer.Chain):
         return trapped(self.last(trapped(self.first(x))))
 
     def forward(self, x, t):
+        self.times += 1
         maybe('forward')
+        if self.times % 2 == 0:
+            maybe('second forward')
         value = loss(self.predict(x), t)
         chainer.report({'loss': value}, self)
         return value
@@ -264,13 +269,17 @@ LAYERS = 'cleargrads', 'layer', 'backward', *HOOKS
     (of_layers, 'predict', ('layer',), [0, 1]),
     (of_a_chain, 'update', READING, [0]),
     (of_a_chain, 'update', ('forward', 'function', 'link hook',
-                            'loss_weight', *LAYERS), [0, 1]),
+                            'second forward', 'loss_weight', *LAYERS), [0, 1]),
     (of_a_chain, 'evaluate', ('forward', 'loss_weight', 'function',
                               'report'), [0, 1]),
     (of_a_chain, 'predict', ('predict', 'function'), [0, 1])))
 @on_ranks(2, timeout=60)
 def test_on_one_of_two_ranks(comm, make, step, place, rank, error):
-    everywhere(comm, make(comm), step, place, comm.rank == rank, error)
+    updater = make(comm)
+    everywhere(comm, updater, step, place, comm.rank == rank, error)
+    if place == 'function':     # what forward counts, it counts everywhere
+        times = getattr(updater.get_optimizer('main').target, 'times', 0)
+        assert len({*comm.allgather(times)}) == 1
 
 
 @pytest.mark.parametrize(('make', 'step', 'place', 'stage', 'error'), cases(
