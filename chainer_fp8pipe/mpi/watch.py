@@ -116,7 +116,9 @@ def doing(view: View) -> View:
     # poll differ from look to look.
     return view._replace(
         state=WAITS, words=words, waits_for=ranks, moves=hash((call, *(
-            (frame.f_lasti, *map(id, frame.f_locals.values()))
+            # Python 3.10 orders them anew at a second look.
+            (frame.f_lasti, frozenset((name, id(value)) for name, value
+                                      in frame.f_locals.items()))
             for frame in _outside(frames)
             if not _file(frame).startswith(_MOVERS)))))
 

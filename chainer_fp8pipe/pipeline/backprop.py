@@ -351,6 +351,13 @@ class GradientSums:
                 self.take(bias, part.sum(axis=0))
 
 
-#: References to an array that is in one variable only: views have one, too,
-#: and interpreters count differently.
-_ALONE = (lambda array: sys.getrefcount(array))(numpy.empty(0))
+def _alone() -> int:
+    """References to an array that is in one variable only.
+
+    Views have one, too, and interpreters count differently.
+    """
+    array = numpy.empty(0)
+    return sys.getrefcount(array)
+
+
+_ALONE = _alone()
