@@ -135,7 +135,7 @@ class ScriptPlan(Originals):
         self._comm, self._options = comm, options
         # The script would say everything as often as there are ranks.
         self._files = Files(comm)
-        self.block = self._files.block
+        self.block = self._files.script
         self._updater: Any = None
         # The communicators that the script has created, and how they train.
         self._made: list[tuple[Any, Way | None]] = []

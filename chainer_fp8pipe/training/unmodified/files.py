@@ -94,10 +94,10 @@ class Files:
         self._comm, self._pid, self.is_open = comm.Dup(), os.getpid(), True
         self._sent: list[HeldRequest] = []
         # What rank 0 has told, and no call has taken; None: it meets.
-        self._heard = collections.deque[Any]()
+        self._heard: list[Any] = []
 
     @contextlib.contextmanager
-    def block(self) -> Iterator[None]:
+    def script(self) -> Iterator[None]:
         """A block for a script that knows of no ranks, on all of them."""
         owners = [*_REPLACED]
         if sys.version_info < (3, 11):
@@ -122,26 +122,13 @@ class Files:
         if self._comm.rank == 0:
             self._tell(None)
 
-    def meet(self, looks: bool) -> None:
-        """All ranks come to a meeting: what none has asked for is void.
-
-        But where this rank comes to look, and will ask when it goes on.
-        """
-        if self._comm.rank == 0:
-            return self._tell(None)
-        told = []
-        while self._next() is not None:
-            told.append(self._heard.popleft())
-        self._heard.popleft()
-        return self._heard.extend(told if looks else ())
-
     def _tell(self, told: Any) -> None:
         self._sent = [one for one in self._sent if not one.test()] + [
             HeldRequest(self._comm.isend(told, rank))
             for rank in range(1, self._comm.size)]
 
-    def _next(self, ahead: int = 0) -> Any:
-        """What rank 0 has told next, or after that, which is kept."""
+    def _next(self, ahead: int) -> Any:
+        """What rank 0 has told after so much else; all of it is kept."""
         while len(self._heard) <= ahead:
             wait_until(lambda: self._comm.iprobe(0))
             self._heard.append(self._comm.recv(source=0))
@@ -155,8 +142,7 @@ class Files:
         ahead = 0
         while (told := self._next(ahead)) and told[0] == what:
             if told[1] == own or not os.path.lexists(own):
-                del self._heard[ahead]
-                return told
+                return self._heard.pop(ahead)
             ahead += 1
         return None
 
@@ -356,11 +342,12 @@ def _after(has_to: Callable, act: Callable, original: Callable) -> Callable:
     return call
 
 
-class Looks:
+class Looks(Files):
     """Says when code may look at the model, and when ``comm`` communicates."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self._meeting, self.files = Meeting(comm.Dup()), Files(comm)
+        super().__init__(comm)
+        self._meeting = Meeting(self._comm)
         self._partition: Any = None     # until there is one
         #: Whether the training has failed, and looks are errors.
         self.have_failed = False
@@ -389,7 +376,7 @@ class Looks:
             Patch(owner, name, functools.partial(_after, has_to, act)
                   ).hold(held)
         self._partition = held
-        self._set(self.files.is_open)
+        self._set(self.is_open)
 
     @contextlib.contextmanager
     def block(self, what: str, is_open: bool = False) -> Iterator[None]:
@@ -397,7 +384,7 @@ class Looks:
 
         Enter and leave it on all ranks; ``what`` says what it does.
         """
-        before = self.files.is_open
+        before = self.is_open
         if before:
             self._meet(what)
         self._set(is_open)
@@ -415,13 +402,11 @@ class Looks:
         if self.have_failed:
             _refuse('after an error each rank has a part of the model only')
         self._meet(None)
-        fetching.now = self.look
 
     def _set(self, is_open: bool) -> None:
         """Gives back what was fetched."""
-        fetching.now = None
         # After an error each rank has files of its own.
-        self.files.is_open = is_open and not self.have_failed
+        self.is_open = is_open and not self.have_failed
         if self._partition is not None:
             self._partition.placement.give_back()
             fetching.now = self.look if is_open else None
@@ -431,9 +416,16 @@ class Looks:
 
         ``what`` is done next, or None: this rank looks.
         """
-        fetching.now = None
         while not self.have_failed:
-            self.files.meet(what is None)
+            if self._comm.rank == 0:
+                self._tell(None)
+            else:
+                # What none has asked for is void, but where this rank only
+                # looks, and will ask when it goes on.
+                told = 0
+                while self._next(told) is not None:
+                    told += 1
+                del self._heard[told * (what is None):told + 1]
             said = self._meeting.say(what)
             if None in said:
                 self._partition.placement.fetch()

@@ -102,7 +102,7 @@ class PipelineJob(Originals):
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
         """A block for the script, in which it says everything once."""
-        with self.looks.files.block(), self._building, (
+        with self.looks.script(), self._building, (
                 fetching.set_to(None)):
             self._building.enter_context(creating(Deferral()))
             yield
