@@ -158,8 +158,8 @@ def _as_given(comm: MPI.Comm, options: argparse.Namespace) -> Any:
     """What the options of the command line say, but for ``--plan``."""
     given, name = _communicator_options(options), options.communicator
 
-    def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
-               **kwargs: Any) -> Any:
+    def create(original: Any, communicator_name: str = 'pure_nccl',
+               mpi_comm: Any = None, **kwargs: Any) -> Any:
         # The script's options are for the communicator it meant.
         wanted, kwargs = ((communicator_name, {**kwargs, **given})
                           if name is None else (name, given))
@@ -234,8 +234,8 @@ def _as_planned(comm: MPI.Comm, options: argparse.Namespace) -> Any:
             return create_communicator(choice.communicator, ranks,
                                        **choice.options)
 
-    def create(communicator_name: str = '', mpi_comm: Any = None,
-               **options: Any) -> Any:
+    def create(original: Any, communicator_name: str = '',
+               mpi_comm: Any = None, **options: Any) -> Any:
         ranks = comm if mpi_comm is None else mpi_comm
         if (not plan.communicates or choice.cut
                 or ranks.size != comm.size):

@@ -84,18 +84,16 @@ def _mean_nccl(comm: Any, sendbuf: Any, recvbuf: Any, n_elems: int,
 
 
 def _patch(owner: Any, name: str, answer: Callable | None) -> Patch:
-    def make(original: Any) -> Any:
-        def operate(self: Any, *args: Any, **kwargs: Any) -> Any:
-            interceptor = current()
-            comm = self.comm if owner is Group else self.mpi_comm
-            if interceptor is None or comm.size == 1:
-                return original(self, *args, **kwargs)
-            return interceptor.communicate(
-                name, comm,
-                answer and functools.partial(answer, self, *args, **kwargs),
-                functools.partial(original, self, *args, **kwargs))
-        return operate
-    return Patch(owner, name, make)
+    def operate(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        interceptor = current()
+        comm = self.comm if owner is Group else self.mpi_comm
+        if interceptor is None or comm.size == 1:
+            return original(self, *args, **kwargs)
+        return interceptor.communicate(
+            name, comm,
+            answer and functools.partial(answer, self, *args, **kwargs),
+            functools.partial(original, self, *args, **kwargs))
+    return Patch(owner, name, operate)
 
 
 #: Have interceptors see operations.

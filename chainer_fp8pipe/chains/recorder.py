@@ -153,22 +153,20 @@ class Recorder:
                 del names.shaped[shaped:]
 
 
-def _refused(original: Callable) -> Callable:
-    def get_grad(parameter: chainer.Parameter) -> Any:
-        if is_placeholder(parameter._data[0]) and isinstance(
-                current(), _Recording):
-            # Run as one call, a link would find none.
-            raise ValueError(
-                f'{user_line()}: forward reads the gradient of a parameter, '
-                'which another rank may have; read it in a hook of the '
-                'optimizer that is called for each parameter '
-                '(call_for_each_param = True)')
-        return original(parameter)
-    return get_grad
+def _get_grad(original: Callable, parameter: chainer.Parameter) -> Any:
+    if is_placeholder(parameter._data[0]) and isinstance(
+            current(), _Recording):
+        # Run as one call, a link would find none.
+        raise ValueError(
+            f'{user_line()}: forward reads the gradient of a parameter, '
+            'which another rank may have; read it in a hook of the '
+            'optimizer that is called for each parameter '
+            '(call_for_each_param = True)')
+    return original(parameter)
 
 
 #: A look at a gradient in forward (chainer/variable.py, line 1073).
-_GRADIENTS = Patch(chainer.Parameter, '_get_grad', _refused)
+_GRADIENTS = Patch(chainer.Parameter, '_get_grad', _get_grad)
 
 
 class OfBatch(chainer.Variable):

@@ -35,15 +35,13 @@ def check_whole(serializer: Any, model: Any, is_whole: bool) -> None:
             'one file for load_npz, or extend a Trainer with Snapshot(comm)')
 
 
-def _checked(original: Callable) -> Callable:
-    def serialize(optimizer: Any, serializer: Any) -> None:
-        target = optimizer.target
-        check_whole(serializer, target, getattr(getattr(
-            target, 'partition', target), 'is_whole', True))
-        original(optimizer, serializer)
-    return serialize
+def _serialize(original: Callable, optimizer: Any, serializer: Any) -> None:
+    target = optimizer.target
+    check_whole(serializer, target, getattr(getattr(
+        target, 'partition', target), 'is_whole', True))
+    original(optimizer, serializer)
 
 
 #: An optimizer saves what it has for this rank's parameters
 #: (chainer/optimizer.py, line 713).
-OPTIMIZERS = Patch(chainer.Optimizer, 'serialize', _checked)
+OPTIMIZERS = Patch(chainer.Optimizer, 'serialize', _serialize)

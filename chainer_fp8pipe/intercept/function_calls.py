@@ -107,12 +107,6 @@ def suspended() -> contextlib.AbstractContextManager[None]:
     return _interceptor.set_to(None)
 
 
-def leave_out(labels: Any, label: int) -> None:
-    """A mean leaves out the places where the labels are this one."""
-    if _interceptor.now is not None:
-        _interceptor.now.leave_out(labels, label)
-
-
 def current() -> Any:
     """The :class:`Interceptor` of this thread's calls; None: there is none."""
     return _interceptor.now
@@ -273,70 +267,59 @@ def _join_graph(node: chainer.FunctionNode, inputs: list[Any],
 
 # --- the replacements --------------------------------------------------------
 
-def _apply(original: Any) -> Any:
-    def apply(self: Any, inputs: Any) -> Any:
-        interceptor = _interceptor.now
-        if interceptor is None:
-            return original(self, inputs)
-        return interceptor.apply(self, inputs, original)
-    return apply
+def _apply(original: Any, self: Any, inputs: Any) -> Any:
+    interceptor = _interceptor.now
+    if interceptor is None:
+        return original(self, inputs)
+    return interceptor.apply(self, inputs, original)
 
 
-def _call(original: Any) -> Any:
-    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
-        interceptor = _interceptor.now
-        if interceptor is None:
-            return original(self, *args, **kwargs)
-        return interceptor.call_link(self, args, kwargs, original)
-    return call
+def _call(original: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    interceptor = _interceptor.now
+    if interceptor is None:
+        return original(self, *args, **kwargs)
+    return interceptor.call_link(self, args, kwargs, original)
 
 
-def _telling(tell: Callable[..., object]) -> Callable:
-    """A replacement that tells the interceptor before the original's call."""
-    def make(original: Any) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if _interceptor.now is not None:
-                tell(_interceptor.now, *args, **kwargs)
-            return original(*args, **kwargs)
-        return call
-    return make
+def _telling(tell: Callable[..., object], original: Any, /, *args: Any,
+             **kwargs: Any) -> Any:
+    """Tells the interceptor before the original's call."""
+    if _interceptor.now is not None:
+        tell(_interceptor.now, *args, **kwargs)
+    return original(*args, **kwargs)
 
 
-_backward = _telling(
-    lambda told, outputs, *_, **__: told.before_backward(outputs))
-_unchain = _telling(lambda told, output: told.before_unchain(output))
-_cross_entropy = _telling(
+_backward = functools.partial(
+    _telling, lambda told, outputs, *_, **__: told.before_backward(outputs))
+_unchain = functools.partial(
+    _telling, lambda told, output: told.before_unchain(output))
+_cross_entropy = functools.partial(
+    _telling,
     lambda told, x, t, normalize, class_weight, ignore_label, reduce, *_:
     normalize and reduce == 'mean' and told.leave_out(t, ignore_label))
 
 
-def _init(original: Any) -> Any:
-    def init(self: Any, initializer: Any = None, shape: Any = None,
-             name: Any = None, *, layout: Any = None) -> None:
-        if _creation.now is None or isinstance(
-                initializer, chainer.get_array_types()):
-            original(self, initializer, shape, name, layout=layout)
-            return
-        original(self, initializer, None, name, layout=layout)
-        if shape is not None:
-            self.initialize(shape)
-    return init
+def _init(original: Any, self: Any, initializer: Any = None,
+          shape: Any = None, name: Any = None, *, layout: Any = None) -> None:
+    if _creation.now is None or isinstance(
+            initializer, chainer.get_array_types()):
+        original(self, initializer, shape, name, layout=layout)
+        return
+    original(self, initializer, None, name, layout=layout)
+    if shape is not None:
+        self.initialize(shape)
 
 
-def _initialize(original: Any) -> Any:
-    def initialize(self: Any, shape: Any) -> None:
-        asked = _interceptor.now or _creation.now
-        if asked is None or not asked.initialize(self, shape):
-            original(self, shape)
-    return initialize
+def _initialize(original: Any, self: Any, shape: Any) -> None:
+    asked = _interceptor.now or _creation.now
+    if asked is None or not asked.initialize(self, shape):
+        original(self, shape)
 
 
-def _base(original: Any) -> Any:
-    def base(array: Any) -> Any:
-        found = original(array)
-        return (found if found.dtype == array.dtype
-                else array.ravel('K'))      # as it lies in memory
-    return base
+def _base(original: Any, array: Any) -> Any:
+    found = original(array)
+    return (found if found.dtype == array.dtype
+            else array.ravel('K'))      # as it lies in memory
 
 
 # chainer/variable.py, lines 1775 and 1906

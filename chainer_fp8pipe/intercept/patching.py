@@ -44,13 +44,14 @@ class Patch:
     Args:
         owner: The module or class.
         name: Of the attribute.
-        make: Is given the original and returns the replacement: a function,
-            or an object that behaves as the original without users.
+        act: Is called in place of a function, with the original and the
+            call's arguments.  Of what is no function it is given the original
+            and returns the replacement, which behaves as that without users.
     """
 
-    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any]
+    def __init__(self, owner: Any, name: str, act: Callable[..., Any]
                  ) -> None:
-        self._owner, self._name, self._make = owner, name, make
+        self._owner, self._name, self._act = owner, name, act
         self._users = 0
         # The garbage collector may remove a user in the middle of this.
         self._lock = threading.RLock()
@@ -62,12 +63,12 @@ class Patch:
             if self._users > 1:
                 return
             self._before = vars(self._owner).get(self._name, _ABSENT)
-            self._original = getattr(self._owner, self._name)
-            made = self._replacement = self._make(self._original)
-            target = self._target = [made]
-            if callable(made):
-                self._replacement = functools.wraps(self._original)(
-                    lambda *args, **kwargs: target[0](*args, **kwargs))
+            original = getattr(self._owner, self._name)
+            made = functools.partial(self._act, original)
+            target = self._target = [made, original]
+            self._replacement = functools.wraps(original)(
+                lambda *args, **kwargs: target[0](*args, **kwargs)
+                ) if callable(original) else made()
             setattr(self._owner, self._name, self._replacement)
 
     def __exit__(self, *_: Any) -> None:
@@ -86,7 +87,7 @@ class Patch:
                 delattr(self._owner, self._name)
             else:
                 setattr(self._owner, self._name, before)
-            self._target[0] = self._original
+            self._target.pop(0)     # a call that comes later is passed on
 
     def hold(self, owner: Any) -> weakref.finalize:
         """Has a user until an object is collected, or the result called."""
@@ -112,12 +113,10 @@ class AroundCalls(contextlib.ExitStack):
         """
         owner = wanted if isinstance(wanted, type) else type(wanted)
 
-        def make(original: Callable) -> Callable:
-            def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-                if owner is not wanted and self is not wanted:
-                    return original(self, *args, **kwargs)
-                with around():
-                    return original(self, *args, **kwargs)
-            return call
+        def call(original: Callable, self: Any, /, *args: Any, **kwargs: Any
+                 ) -> Any:
+            with (around() if owner is wanted or self is wanted
+                  else contextlib.nullcontext()):
+                return original(self, *args, **kwargs)
         with contextlib.suppress(AttributeError, TypeError):
-            self.enter_context(Patch(owner, name, make))
+            self.enter_context(Patch(owner, name, call))

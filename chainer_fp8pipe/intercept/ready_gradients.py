@@ -34,26 +34,24 @@ from .patching import Current, Patch
 _next = Current()
 
 
-def _updating(original: Any) -> Any:
+def _update(original: Any, self: Any, lossfun: Any = None, *args: Any,
+            **kwargs: Any) -> None:
     """The optimizer's ``update``, whose communicator hears of its pass."""
-    def update(self: Any, lossfun: Any = None, *args: Any, **kwargs: Any
-               ) -> None:
-        watcher = None if lossfun is None or self.target is None else getattr(
-            self.communicator, 'watcher', lambda model: None)(self.target)
-        if watcher is None:
-            original(self, lossfun, *args, **kwargs)
-            return
+    watcher = None if lossfun is None or self.target is None else getattr(
+        self.communicator, 'watcher', lambda model: None)(self.target)
+    if watcher is None:
+        original(self, lossfun, *args, **kwargs)
+        return
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            loss = lossfun(*args, **kwargs)
-            _next.now = loss, watcher, self.actual_optimizer._loss_scale
-            return loss
-        try:
-            original(self, watched, *args, **kwargs)
-        finally:
-            _next.now = None
-            watcher.end()
-    return update
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        loss = lossfun(*args, **kwargs)
+        _next.now = loss, watcher, self.actual_optimizer._loss_scale
+        return loss
+    try:
+        original(self, watched, *args, **kwargs)
+    finally:
+        _next.now = None
+        watcher.end()
 
 
 class _Namespace:
@@ -73,7 +71,7 @@ class _Namespace:
 
 
 #: To be held as long as a communicator has watchers.
-PATCHES = (Patch(_MultiNodeOptimizer, 'update', _updating),
+PATCHES = (Patch(_MultiNodeOptimizer, 'update', _update),
            Patch(_backprop, '_backprop_utils', _Namespace))
 
 

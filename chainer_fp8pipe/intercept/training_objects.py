@@ -44,19 +44,14 @@ class Originals:
     gets Chainer's own function and the arguments of the call.  Of two blocks
     of :func:`substituting`, the inner one's is called first, and the outer
     one's is its original.
-
-    Attributes:
-        create: In place of ``chainermn.create_communicator``, whatever was
-            there before; None: the script has that.
     """
-
-    create: Callable[..., Any] | None = None
 
     def _original(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
     make_updater = update = update_optimizer = run_trainer = _original
     evaluate = save = load = serialize = write = scatter = _original
+    create: Callable[..., Any] = _original
 
     def finish(self) -> None:
         """The script has ended."""
@@ -78,6 +73,9 @@ _REPLACED = (
     # chainermn/datasets/scatter.py, 11
     (chainermn, 'scatter_dataset', 'scatter'),
     (chainermn.datasets, 'scatter_dataset', 'scatter'),
+    # chainermn/communicators/__init__.py, 8
+    (chainermn, 'create_communicator', 'create'),
+    (chainermn.communicators, 'create_communicator', 'create'),
     # chainer/serializers: save_npz (npz.py, line 84), load_npz (213),
     # save_hdf5 (hdf5.py, 69) and load_hdf5 (173), under both names
     *((owner, f'{verb}_{kind}', verb) for verb in ('save', 'load')
@@ -88,26 +86,18 @@ _REPLACED = (
 @contextlib.contextmanager
 def substituting(substitute: Originals) -> Iterator[None]:
     """A block in which a substitute makes what scripts make."""
-    def of_the_script(name: str, original: Callable) -> Callable:
-        act = getattr(substitute, name)
-        block: Any = (own_work if name in ('save', 'load')
-                      else contextlib.nullcontext)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if _own_work.now:
-                return original(*args, **kwargs)
-            with block():
-                return act(original, *args, **kwargs)
-        return call
+    def call(act: str, original: Callable, /, *args: Any, **kwargs: Any
+             ) -> Any:
+        if _own_work.now:
+            return original(*args, **kwargs)
+        with (own_work() if act in ('save', 'load')
+              else contextlib.nullcontext()):
+            return getattr(substitute, act)(original, *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         for owner, name, act in _REPLACED:
-            if getattr(type(substitute), act, None) is not Originals._original:
-                stack.enter_context(Patch(owner, name, functools.partial(
-                    of_the_script, act)))
-        # chainermn/communicators/__init__.py, line 8, under both names
-        for owner in (chainermn, chainermn.communicators) if (
-                substitute.create) else ():
-            stack.enter_context(Patch(owner, 'create_communicator',
-                                      lambda original: substitute.create))
+            if getattr(getattr(substitute, act), '__func__', None
+                       ) is not Originals._original:
+                stack.enter_context(Patch(
+                    owner, name, functools.partial(call, act)))
         yield

@@ -140,9 +140,8 @@ class ScriptPlan(Originals):
         # The communicators that the script has created, and how they train.
         self._made: list[tuple[Any, Way | None]] = []
 
-    def create(self, communicator_name: str = 'pure_nccl',
+    def create(self, original: Callable, communicator_name: str = 'pure_nccl',
                mpi_comm: Any = None, **options: Any) -> Any:
-        """In place of ``chainermn.create_communicator``."""
         with refusing():
             made = (create_communicator(communicator_name, mpi_comm, **options)
                     if communicator_name in FAMILIES

@@ -13,7 +13,7 @@ class Notes:
     """A substitute that notes what it is asked for, and has Chainer do it."""
 
     def __init__(self):
-        self.asked, self.create = [], lambda *given, **more: (given, more)
+        self.asked, self.create = [], lambda _, *given, **more: (given, more)
 
     def __getattr__(self, name):
         def act(original, first, *args, **kwargs):

@@ -110,7 +110,7 @@ class Files:
                 stack.enter_context(Patch(threading, 'excepthook', _by_all))
             for owner, name in owners if self._comm.size > 1 else ():
                 stack.enter_context(Patch(owner, name, functools.partial(
-                    self._replaced, name)))
+                    self._call, name)))
             try:
                 yield
             finally:
@@ -146,30 +146,29 @@ class Files:
             ahead += 1
         return None
 
-    def _replaced(self, name: str, original: Callable) -> Callable:
-        """A function of files, for the script's main thread."""
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not args:
-                args = *(kwargs.pop(key) for key in (
-                    'path', 'file', 'src', 'fname') if key in kwargs),
-            is_open, is_first = self.is_open, self._comm.rank == 0
-            line = self._line() if (is_open or not is_first) and isinstance(
-                next(iter(args), 0), (str, bytes, os.PathLike)) else ''
-            if not line:
-                return original(*args, **kwargs)
-            mode = str([*args[1:2], kwargs.get('mode', 'r')][0]
-                       ) if name == 'open' else ''
-            self.is_open = False        # what it calls itself is its own
-            try:
-                what, path = (name, mode, line), args[0]
+    def _call(self, name: str, original: Callable, *args: Any, **kwargs: Any
+              ) -> Any:
+        """Calls a function of files, for the script's main thread."""
+        if not args:
+            args = *(kwargs.pop(key) for key in (
+                'path', 'file', 'src', 'fname') if key in kwargs),
+        is_open, is_first = self.is_open, self._comm.rank == 0
+        line = self._line() if (is_open or not is_first) and isinstance(
+            next(iter(args), 0), (str, bytes, os.PathLike)) else ''
+        if not line:
+            return original(*args, **kwargs)
+        mode = str([*args[1:2], kwargs.get('mode', 'r')][0]
+                   ) if name == 'open' else ''
+        what, (path, *more) = (name, mode, line), args
 
-                def act(path: Any) -> Any:
-                    return original(path, *args[1:], **kwargs)
-                return (self._lead(what, path, act) if is_first
-                        else self._follow(what, path, act, is_open))
-            finally:
-                self.is_open = is_open
-        return call
+        def act(path: Any) -> Any:
+            return original(path, *more, **kwargs)
+        self.is_open = False        # what it calls itself is its own
+        try:
+            return (self._lead(what, path, act) if is_first
+                    else self._follow(what, path, act, is_open))
+        finally:
+            self.is_open = is_open
 
     def _lead(self, what: tuple[str, ...], path: Any,
               act: Callable[[Any], Any]) -> Any:
@@ -228,12 +227,10 @@ def _content(path: Any) -> bytes:
     return pathlib.Path(os.fsdecode(path)).read_bytes()
 
 
-def _by_all(original: Callable) -> Callable:
-    """A function that prints on other ranks, too."""
-    def call(*args: Any, **kwargs: Any) -> None:
-        with contextlib.redirect_stderr(stderr()):
-            original(*args, **kwargs)
-    return call
+def _by_all(original: Callable, *args: Any, **kwargs: Any) -> None:
+    """Prints on other ranks, too."""
+    with contextlib.redirect_stderr(stderr()):
+        original(*args, **kwargs)
 
 
 # --- extensions and triggers -------------------------------------------------
@@ -334,12 +331,11 @@ def _refuse(why: str) -> NoReturn:
     raise PlaceholderError(f'{user_line()}: {why}')
 
 
-def _after(has_to: Callable, act: Callable, original: Callable) -> Callable:
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if has_to(self):
-            act()
-        return original(self, *args, **kwargs)
-    return call
+def _after(has_to: Callable, act: Callable, original: Callable, self: Any,
+           *args: Any, **kwargs: Any) -> Any:
+    if has_to(self):
+        act()
+    return original(self, *args, **kwargs)
 
 
 class Looks(Files):
