@@ -5,49 +5,25 @@ The GPU is a stand-in, but for the tests that are marked.
 import contextlib
 
 from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.codecs import (
-    BlockScaled,
-    Cast,
-    Fp8Paper,
-    Fp8Ratio,
-    State,
-    Tensors,
-)
+from chainer_fp8pipe.codecs import State, Tensors
 
 import numpy
 import pytest
 
-from tests.codecs import fake_cupy
+from tests.codecs.fake_cupy import installed, on_host
+from tests.codecs.helpers import CODECS
 from tests.exchange.jobs import exchange_of
 from tests.ranks import on_ranks
 
 from .helpers import make, tensors_of
 
 SIZES = [1000, 0, 3, 2037]
-CODECS = {
-    'float32': Cast('float32'), 'float16': Cast('float16'),
-    'fp8': Fp8Ratio(period=2), 'fp8_paper': Fp8Paper(),
-    'fp8 without feedback': Fp8Ratio(error_feedback=False),
-    'int4': BlockScaled(),
-    'int4 without feedback': BlockScaled(error_feedback=False)}
-
-
-@contextlib.contextmanager
-def stand_in():
-    """What puts arrays there."""
-    with fake_cupy.installed():
-        yield fake_cupy.ndarray
 
 
 @contextlib.contextmanager
 def graphics_card():
     import cupy
     yield cupy.asarray
-
-
-@contextlib.contextmanager
-def host():
-    yield numpy.asarray
 
 
 def spoiled(tensors, rank, kind):
@@ -98,8 +74,8 @@ def check(comm, place, way, codec, kind='normal', **framing):
     """
     for one, other in zip(*(
             results(comm, places, way, CODECS[codec], kind, **more)
-            for places, more in (([place, place, host, place], framing),
-                                 ([host] * 4, {}))), strict=True):
+            for places, more in (([place, place, on_host, place], framing),
+                                 ([on_host] * 4, {}))), strict=True):
         numpy.testing.assert_array_equal(*map(bits, (one, other)))
 
 
@@ -118,7 +94,7 @@ def test_means_residuals_and_reports_are_those_of_the_cpu(comm, codec):
             ('direct', 'extreme', {}), ('torus2d', 'nonfinite', {}),
             ('ring', 'normal', {'shared_memory': False}),
             ('ring two', 'normal', {})]:
-        check(comm, stand_in, way, codec, kind, **framing)
+        check(comm, installed, way, codec, kind, **framing)
 
 
 @pytest.mark.gpu

@@ -132,15 +132,22 @@ def modules():
     return {'cupy': cupy, 'cupyx': cupyx}
 
 
+#: As :func:`installed`, but arrays stay where they are.
+on_host = functools.partial(contextlib.nullcontext, numpy.asarray)
+
+
 @contextlib.contextmanager
 def installed():
-    """Stands for CuPy, in a ``with`` block; leaves nothing behind."""
+    """Stands for CuPy, in a ``with`` block; leaves nothing behind.
+
+    Gives what puts arrays on the device.
+    """
     made = modules()
     replaced = {name: sys.modules.pop(name, None) for name in made}
     gpu.kernel.cache_clear()
     sys.modules.update(made)
     try:
-        yield made['cupy']
+        yield ndarray
     finally:
         gpu.kernel.cache_clear()
         for name, module in replaced.items():

@@ -1,11 +1,23 @@
 """Tensors with random values, and how a codec is used by one rank alone."""
-from chainer_fp8pipe.codecs import Tensors
+from chainer_fp8pipe.codecs import (
+    BlockScaled,
+    Cast,
+    Fp8Paper,
+    Fp8Ratio,
+    Tensors,
+)
 
 import numpy
 
 from benchmarks.codec_updates import begin
 
 SITE = 'sum 0 0'
+CODECS = {
+    'float32': Cast('float32'), 'float16': Cast('float16'),
+    'bfloat16': Cast('bfloat16'),
+    'fp8': Fp8Ratio(period=2), 'fp8_paper': Fp8Paper(period=2, seed=5),
+    'without': Fp8Ratio(error_feedback=False, ranks=9),
+    'int4': BlockScaled(), 'int4 without': BlockScaled(error_feedback=False)}
 
 
 def random_tensors(sizes, seed=0, spread=1.0, grain=1, loss_scale=1.0):

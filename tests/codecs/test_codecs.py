@@ -1,14 +1,7 @@
 """What all codecs have in common: pieces, states, what is not finite."""
 import dataclasses
 
-from chainer_fp8pipe.codecs import (
-    BlockScaled,
-    Cast,
-    Fp8Paper,
-    Fp8Ratio,
-    State,
-    Tensors,
-)
+from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, State, Tensors
 
 import numpy
 import pytest
@@ -18,6 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.codec_updates import begin
 
 from .helpers import (
+    CODECS,
     SITE,
     encode,
     fused,
@@ -28,13 +22,6 @@ from .helpers import (
 )
 
 SIZES = [5, 1, 0, 300, 94]
-
-CODECS = {
-    'float32': Cast('float32'), 'float16': Cast('float16'),
-    'bfloat16': Cast('bfloat16'),
-    'fp8': Fp8Ratio(period=2), 'fp8_paper': Fp8Paper(period=2, seed=5),
-    'without': Fp8Ratio(error_feedback=False, ranks=9),
-    'int4': BlockScaled(), 'int4 without': BlockScaled(error_feedback=False)}
 ALL = pytest.mark.parametrize('codec', CODECS.values(), ids=[*CODECS])
 
 

@@ -2,7 +2,6 @@
 
 Backends are compiled C, and the GPU's kernels, compiled for the CPU.
 """
-import contextlib
 import math
 import re
 
@@ -19,29 +18,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.codecs import fake_cupy
+from tests.codecs.fake_cupy import installed, on_host
+from tests.codecs.helpers import CODECS
 
 from . import compilers, int4_reference, reference
 
-FP8 = ml_dtypes.float8_e5m2
 EPSILON = np.float32(1e-5)
 
 pytestmark = pytest.mark.filterwarnings(
     'ignore:.*encountered in:RuntimeWarning')
 
 
-@contextlib.contextmanager
-def on_host():
-    yield np.asarray
-
-
-@contextlib.contextmanager
-def in_kernels():
-    with fake_cupy.installed():
-        yield fake_cupy.ndarray
-
-
-@pytest.fixture(params=[on_host, in_kernels], ids=['C', 'kernel'])
+@pytest.fixture(params=[on_host, installed], ids=['C', 'kernel'])
 def place(request):
     with request.param() as place:
         yield place
@@ -164,12 +152,7 @@ def test_a_cast_is_others(place, name):
     np.testing.assert_array_equal(bits(decoded), bits(expected.astype('f')))
 
 
-CODECS = [Fp8Ratio(), Fp8Ratio(error_feedback=False), Fp8Paper(),
-          BlockScaled(), BlockScaled(error_feedback=False),
-          *map(Cast, ('float32', 'float16', 'bfloat16'))]
-
-
-@pytest.mark.parametrize('codec', CODECS, ids=str)
+@pytest.mark.parametrize('codec', CODECS.values(), ids=[*CODECS])
 @pytest.mark.parametrize('kind', ['normal', 'large', 'nan', 'parameter'])
 def test_what_is_found_is_the_same_everywhere(codec, kind):
     rng = np.random.default_rng(0)
@@ -179,7 +162,7 @@ def test_what_is_found_is_the_same_everywhere(codec, kind):
     largest = np.array([3, 5, 2, 10, 10, 10], 'f') if (
         isinstance(codec, Fp8Ratio)) else None
     found = []
-    for made in on_host, in_kernels:
+    for made in on_host, installed:
         with made() as place:
             found.append(coded(place, codec, gradients, parameters,
                                largest)[3])
@@ -206,10 +189,10 @@ def test_the_largest_ratio_is_of_what_is_finite(place):
 
 
 def test_a_bucket_takes_a_launch_each_way():
-    with in_kernels() as place:
+    with installed() as place:
         import cupy
         rng = np.random.default_rng(0)
-        for codec in CODECS:
+        for codec in CODECS.values():
             state = codec.init()
             names = [f'/{k}' for k in range(161)]
             made = [[place(rng.normal(size=k + 1).astype('f'))

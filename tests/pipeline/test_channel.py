@@ -119,7 +119,8 @@ def test_arrays_on_devices_and_hosts_arrive_where_they_shall(comm):
     rng = numpy.random.default_rng(0)
     host = (rng.standard_normal((30, 40)).astype('f4'), None,
             rng.standard_normal((3, 4)).astype('f2').T, numpy.zeros((0, 2)))
-    with fake_cupy.installed() as cupy:
+    with fake_cupy.installed():
+        import cupy
         device = [array if array is None else fake_cupy.ndarray(array)
                   for array in host]
         for xp, sent in itertools.product(
