@@ -1,24 +1,13 @@
 """The fp8 paper's arithmetic, rank by rank, against ml_dtypes."""
 from chainer_fp8pipe.codecs import Fp8Paper
 
-import ml_dtypes
 import numpy
 import pytest
 
+from tests.formats.reference import decode, truncate
 from tests.ranks import on_ranks
 
 from .helpers import exchange, make, tensors_of
-
-
-def truncated(values):
-    """float32 to the upper byte of the nearest half, saturated."""
-    values = numpy.clip(values, -57344, 57344).astype(numpy.float32)
-    codes = values.astype(numpy.float16).view(numpy.uint16) >> 8
-    return codes.astype(numpy.uint8)
-
-
-def value(codes):
-    return codes.view(ml_dtypes.float8_e5m2).astype(numpy.float32)
 
 
 def paper(size, per_node, q):
@@ -26,17 +15,17 @@ def paper(size, per_node, q):
     ranks = [tensors_of(rank, [600]) for rank in range(size)]
     weight = abs(ranks[0].parameters[0]) + numpy.float32(1e-5)
     scale = numpy.float32(57344 / q / per_node)
-    codes = [truncated(t.gradients[0] / weight * scale) for t in ranks]
+    codes = [truncate(t.gradients[0] / weight * scale) for t in ranks]
     nodes = []
     for node in range(size // per_node):
         total = codes[node * per_node]
         for other in codes[node * per_node + 1:(node + 1) * per_node]:
-            total = truncated(value(total) + value(other))
-        nodes.append(truncated(value(total) / (size // per_node)))
+            total = truncate(decode(total) + decode(other))
+        nodes.append(truncate(decode(total) / (size // per_node)))
     total = nodes[0]
     for other in nodes[1:]:
-        total = truncated(value(total) + value(other))
-    return value(total) * numpy.float32(q / 57344) * weight
+        total = truncate(decode(total) + decode(other))
+    return decode(total) * numpy.float32(q / 57344) * weight
 
 
 @pytest.mark.parametrize('per_node', [2, 4])
