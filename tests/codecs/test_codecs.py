@@ -76,28 +76,6 @@ def test_pieces_have_the_bits_and_the_state_of_the_whole(codec, cuts,
 
 
 @ALL
-@given(before=st.integers(0, 4), after=st.integers(1, 3))
-@settings(max_examples=8)
-def test_a_saved_state_goes_on_bit_for_bit(codec, before, after):
-    def steps(state, first, last):
-        found = []
-        for step in range(first, last):
-            scale = [1.0, 1000.0][step % 2]
-            wire, coding = encode(state, tensors_of(codec, step, scale),
-                                  loss_scale=scale)
-            piece = wire[1:3]
-            found += [wire.tobytes(), mean_of(
-                coding, sum_of([piece], codec), 1, 1,
-                owned=(1, 3)).tobytes()]
-        return found
-    whole = steps(codec.init(), 0, before + after)
-    first = codec.init()
-    steps(first, 0, before)
-    again = State.load(codec, first.save())
-    assert steps(again, before, before + after) == whole[2 * before:]
-
-
-@ALL
 def test_the_state_of_another_codec_or_a_damaged_one_is_refused(codec):
     message = f'no state of the {codec.name} codec'
     for other in CODECS.values():

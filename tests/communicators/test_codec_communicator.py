@@ -223,23 +223,28 @@ def test_after_warm_up_an_update_sends_a_quarter_of_float32s_bytes(comm):
 
 
 @pytest.mark.parametrize(('name', 'options'), [
-    ('fp8', {'period': 3}), ('int4', {})])
+    ('fp8', {'period': 3}), ('fp8', {'error_feedback': False}),
+    ('fp8_paper', {'period': 3}), ('int4', {})])
 @on_ranks(2)
 def test_a_restored_communicator_goes_on_bit_for_bit(comm, name, options):
     def steps(communicator, first, last):
         results = []
         for step in range(first, last):
             set_gradients(model, comm.rank, step)
+            for parameter in model.params():    # scales change, too
+                parameter._loss_scale = 1.0 + 999 * (step % 2)
+                parameter.grad *= numpy.float32(parameter._loss_scale)
             communicator.multi_node_mean_grad(model)
             results.append(bits(model))
         return results
     model = Model()
     whole = steps(make(name, comm, warmup=2, **options), 0, 8)
     first = make(name, comm, warmup=2, **options)
-    steps(first, 0, 5)
-    second = make(name, comm, warmup=2, **options)
-    second.load_state(first.state(model), model)
-    assert steps(second, 5, 8) == whole[5:]
+    for start, stop in (0, 3), (3, 6):
+        steps(first, start, stop)
+        second = make(name, comm, warmup=2, **options)
+        second.load_state(first.state(model), model)
+        assert steps(second, stop, 8) == whole[stop:]
 
 
 # --- bad input -------------------------------------------------------------
