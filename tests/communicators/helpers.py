@@ -1,21 +1,27 @@
 """Models whose gradients every rank can compute for every other rank."""
 from unittest import mock
 
+from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators import factory
-from chainer_fp8pipe.communicators.options import make_options
+from chainer_fp8pipe.communicators.options import (
+    make_options,
+    without_warmup,
+)
 
 import chainer
 import numpy
 
 
-def with_aggregators(comm, name, **options):
-    """The workers' communicator; None on an aggregator that is done.
+def make(name, comm, **options):
+    """As ``create_communicator``, without warm-up.
 
-    As ``create_communicator``, which would end the process.
+    None on an aggregator that is done, whose process would end otherwise.
     """
+    options = {**without_warmup(name), **options}
+    if options.get('algorithm') != 'aggregator':
+        return create_communicator(name, comm, **options)
     with mock.patch.object(factory, '_aggregators', set()):
-        return factory.with_aggregators(comm, make_options(
-            name, {'algorithm': 'aggregator', **options}))
+        return factory.with_aggregators(comm, make_options(name, options))
 
 
 class Model(chainer.Chain):

@@ -16,21 +16,16 @@ from .helpers import (
     Model,
     average_two_models,
     check_means,
+    make,
     set_gradients,
-    with_aggregators,
 )
 
-
-def divide(comm, name, aggregators=1, **given):
-    """The workers' communicator; None on an aggregator that is done."""
-    if name.startswith(('fp8', 'int')):
-        given.setdefault('warmup', 1)
-    return with_aggregators(comm, name, aggregators=aggregators, **given)
+divide = partial(make, 'fp8', algorithm='aggregator')
 
 
 @on_ranks(4)
 def test_a_gradient_that_is_not_finite_is_named_and_models_do_not_mix(comm):
-    communicator = divide(comm, 'fp8', warmup=0)
+    communicator = divide(comm)
     if not communicator:
         return
     model = Model()
@@ -47,11 +42,11 @@ def test_a_gradient_that_is_not_finite_is_named_and_models_do_not_mix(comm):
 # --- what is refused -------------------------------------------------------
 
 def with_another_period(comm):
-    divide(comm, 'fp8', period=7 if comm.rank == 2 else 100)
+    divide(comm, period=7 if comm.rank == 2 else 100)
 
 
 def alone(comm):
-    divide(MPI.COMM_SELF, 'fp8')
+    divide(MPI.COMM_SELF)
 
 
 def the_class_itself(comm):
@@ -72,9 +67,9 @@ def a_grids_axis(comm):
     (with_another_period, 'option period .* is 100 on rank 0 but 7 on rank 2'),
     (the_class_itself, 'these 4 ranks have no aggregators.*'
      'create_communicator'),
-    (partial(divide, name='fp8', aggregators=4),
+    (partial(divide, aggregators=4),
      'aggregators=4 leaves no worker of 4 ranks.*pass fewer'),
-    (partial(divide, name='fp8', aggregators=10), 'aggregators=10 leaves no'),
+    (partial(divide, aggregators=10), 'aggregators=10 leaves no'),
     (alone, 'leaves no worker of 1 ranks'),
     (a_grids_axis, 'needs all ranks.* 2 of 4; leave mpi_comm out')])
 @on_ranks(4)
@@ -87,16 +82,16 @@ def test_all_ranks_refuse(comm, make, message):
 def test_options_that_do_not_fit_the_workers_let_aggregators_go(comm):
     """Two to a node were right for all four ranks; three are left."""
     if comm.rank == 3:
-        assert divide(comm, 'fp8', ranks_per_node=2) is None
+        assert divide(comm, ranks_per_node=2) is None
     else:
         with pytest.raises(ValueError, match='ranks_per_node=2 does not '
                            'divide the 3 ranks'):
-            divide(comm, 'fp8', ranks_per_node=2)
+            divide(comm, ranks_per_node=2)
 
 
 @on_ranks(4)
 def test_a_part_of_the_workers_is_made_without_aggregators(comm):
-    communicator = divide(comm, 'fp8')
+    communicator = divide(comm)
     if not communicator:
         return
     with pytest.raises(ValueError, match='serve all 3 workers.*'
@@ -104,7 +99,7 @@ def test_a_part_of_the_workers_is_made_without_aggregators(comm):
         communicator.split(comm.rank % 2, comm.rank)
     with pytest.raises(ValueError, match='all ranks: .*works with '
                        r'aggregators.*finalize\(\)'):
-        divide(communicator.mpi_comm, 'fp8')
+        divide(communicator.mpi_comm)
     part = create_communicator(
         'float32', communicator.mpi_comm.Split(comm.rank % 2))
     assert part.size == (1 if comm.rank == 1 else 2)

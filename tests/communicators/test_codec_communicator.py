@@ -1,7 +1,6 @@
 import contextlib
 from functools import partial
 
-from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.codecs import CODECS
 from chainer_fp8pipe.intercept.patching import AroundCalls
 from chainer_fp8pipe.mpi.watch import updates
@@ -23,6 +22,7 @@ from .helpers import (
     average_two_models,
     bits,
     check_means,
+    make,
     mean_gradients,
     set_gradients,
 )
@@ -31,12 +31,6 @@ NAMES = [*CODECS]
 #: Elementwise bounds; fp8_paper truncates at every sum and clips above the
 #: quantile, so only its bits are checked here.
 TOLERANCE = {'float32': 1e-5, 'float16': 2e-3, 'fp8': 0.3, 'int4': 0.5}
-
-
-def make(name, comm, **options):
-    if name.startswith(('fp8', 'int')):
-        options.setdefault('warmup', 0)
-    return create_communicator(name, comm, **options)
 
 
 @pytest.mark.parametrize('name', ['float32', 'fp8'])

@@ -1,10 +1,8 @@
 """The mean, with the same bits, whatever way bytes and work take."""
 import contextlib
 
-from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce import memory
 from chainer_fp8pipe.codecs import CODECS
-from chainer_fp8pipe.communicators.options import without_warmup
 
 import numpy
 import pytest
@@ -16,9 +14,9 @@ from .helpers import (
     Model,
     bits,
     bits_of_updates,
+    make,
     mean_gradients,
     set_gradients,
-    with_aggregators,
 )
 
 #: Around a record of 32, and more than a frame has.
@@ -43,14 +41,6 @@ SAME = [({}, contextlib.nullcontext),
         ({'frame_bytes': 256}, unbuffered)]
 
 
-def make(comm, name, **options):
-    """A communicator without warm-up; None on an aggregator that is done."""
-    options = {**without_warmup(name), **options}
-    return (with_aggregators if options.get('algorithm') == 'aggregator'
-            else lambda comm, name, **given: create_communicator(
-                name, comm, **given))(comm, name, **options)
-
-
 def error(found, mean):
     """Of all gradients together, relative."""
     true = numpy.concatenate([mean[name].ravel() for name in sorted(mean)])
@@ -70,7 +60,7 @@ def test_all_ranks_get_the_mean_with_the_same_bits(comm, name, algorithm):
         NODES.get(algorithm, TWO_LEVELS) if comm.size == 4 else {})}
     for options, library in SAME if by_frames else SAME[:1]:
         with library():
-            communicator = make(comm, name, **{
+            communicator = make(name, comm, **{
                 **({'frame_bytes': 700} if by_frames else {}), **way,
                 **options})
             if communicator is None:
@@ -89,7 +79,7 @@ def test_all_ranks_get_the_mean_with_the_same_bits(comm, name, algorithm):
 def test_no_message_of_mpis_is_sent_inside_a_node(comm, name):
     """A library that cannot send anything would not be missed."""
     with refused():
-        communicator = make(comm, name)
+        communicator = make(name, comm)
     model = Model(SHAPES)
     set_gradients(model, comm.rank)
     communicator.multi_node_mean_grad(model)
@@ -100,8 +90,8 @@ def test_no_message_of_mpis_is_sent_inside_a_node(comm, name):
 def test_ranks_that_cannot_read_each_other_send_messages(comm):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory.SharedMemory, '_open', lambda *args: 0)
-        without = bits_of_updates(make(comm, 'fp8'), SHAPES)
-    assert without == bits_of_updates(make(comm, 'fp8'), SHAPES)
+        without = bits_of_updates(make('fp8', comm), SHAPES)
+    assert without == bits_of_updates(make('fp8', comm), SHAPES)
 
 
 @on_ranks(1, 3)
@@ -109,7 +99,7 @@ def test_what_one_update_leaves_out_the_next_ones_bring(comm):
     """The mean of many updates of the same gradients comes near the truth."""
     true, updates = mean_gradients(comm.size, shapes=SHAPES), 20
     for feedback in True, False:
-        communicator = make(comm, 'int4', error_feedback=feedback)
+        communicator = make('int4', comm, error_feedback=feedback)
         model, found = Model(SHAPES), []
         for _ in range(updates):
             set_gradients(model, comm.rank)

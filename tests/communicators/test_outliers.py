@@ -1,13 +1,11 @@
 """What becomes of an exchange after one faulty gradient."""
-from chainer_fp8pipe import create_communicator
-
 import chainer
 import numpy
 import pytest
 
 from tests.ranks import on_ranks
 
-from .helpers import Model, with_aggregators
+from .helpers import Model, make
 
 SIZE = 1000
 SIGMA = 1e-3
@@ -17,13 +15,6 @@ WAYS = [
     ('fp8', {'algorithm': 'aggregator'}),
     ('int4', {}),
     ('int4', {'algorithm': 'aggregator'})]
-
-
-def made(comm, name, options):
-    """A communicator; None on an aggregator that is done."""
-    if options.get('algorithm') == 'aggregator':
-        return with_aggregators(comm, name, warmup=0, **options)
-    return create_communicator(name, comm, warmup=0, **options)
 
 
 def fresh():
@@ -45,7 +36,7 @@ def test_an_outlier_is_over_with_its_update(comm, name, options, at):
 
     And where it falls on the update that chooses scales, the first.
     """
-    communicator = made(comm, name, options)
+    communicator = make(name, comm, **options)
     if communicator is None:
         return
     for outlier in 1e30, 7.9, 0.05:
@@ -71,7 +62,7 @@ def test_an_outlier_is_over_with_its_update(comm, name, options, at):
 @on_ranks(3)
 def test_a_skipped_update_leaves_nothing_behind(comm, name, options):
     """Of one that a dynamic loss scale was too large for."""
-    communicator = made(comm, name, options)
+    communicator = make(name, comm, **options)
     if communicator is None:
         return
     model, scale = fresh(), 1.0

@@ -2,7 +2,6 @@
 import contextlib
 from unittest import mock
 
-from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators.options import Options
 from chainer_fp8pipe.exchange.exchange import Exchange, Setup
 from chainer_fp8pipe.training.large_batch import large_batch
@@ -13,6 +12,7 @@ import chainermn
 import numpy
 from chainer import optimizer_hooks, optimizers
 
+from ..communicators import helpers
 from ..communicators.networks import Plain
 
 CODECS = {'float32': {}, 'float16': {},
@@ -39,7 +39,7 @@ def exchange_of(codec):
 def make(comm, name, overlap, **options):
     if options.get('algorithm') != 'mpi_op':     # which has no frames
         options = {'frame_bytes': 64, **options}
-    return create_communicator(name, comm, overlap=overlap, **{
+    return helpers.make(name, comm, overlap=overlap, **{
         **CODECS[name], 'bucket_bytes': 300, **options})
 
 

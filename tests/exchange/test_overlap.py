@@ -13,10 +13,8 @@ from mpi4py import MPI
 from tests.images.processes import eventually
 from tests.ranks import on_ranks, run_script
 
-from ..communicators.helpers import with_aggregators
 from ..communicators.networks import NETWORKS, Plain
 from .jobs import (
-    CODECS,
     accumulated,
     broadcast,
     counting,
@@ -176,9 +174,7 @@ def test_a_generator_and_a_discriminator_are_trained_together(
 def test_aggregators_sum_what_is_sent_early(comm, name):
     results = []
     for overlap in False, True:
-        communicator = with_aggregators(
-            comm, name, **CODECS[name], overlap=overlap, bucket_bytes=300,
-            frame_bytes=64)
+        communicator = make(comm, name, overlap, algorithm='aggregator')
         if communicator is None:
             continue
         numpy.random.seed(1)
