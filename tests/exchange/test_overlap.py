@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from tests.images.processes import eventually
-from tests.ranks import on_ranks, run_script
+from tests.ranks import on_ranks
 
 from ..communicators.networks import NETWORKS, Plain
 from .jobs import (
@@ -311,51 +311,3 @@ def test_means_arrive_while_backward_still_runs(comm, algorithm):
     assert events.hidden['encode'] > 0
     assert sum(events.seconds.values()) > 0
     communicator.finalize()
-
-
-SCRIPT = '''
-import contextlib
-import chainer_fp8pipe
-import chainer, chainermn
-from chainer import _backprop
-from chainermn.optimizers import _MultiNodeOptimizer
-from mpi4py import MPI
-from tests.communicators.networks import Plain
-from tests.exchange.jobs import raising
-
-
-def in_chainer():
-    return _MultiNodeOptimizer.update, _backprop._backprop_utils
-
-
-def fail(step):
-    with contextlib.suppress(ZeroDivisionError):
-        optimizer.update(lambda: model.loss(step, rank) + raising(model.l1.b))
-
-
-rank = MPI.COMM_WORLD.rank
-original = in_chainer()
-communicator = chainer_fp8pipe.create_communicator(
-    'fp8', overlap=True, warmup=0, bucket_bytes=300)
-model = Plain()
-optimizer = chainermn.create_multi_node_optimizer(
-    chainer.optimizers.SGD(0.1), communicator).setup(model)
-for step in range(5):
-    optimizer.update(lambda: model.loss(step, rank))
-replaced = [mine is not theirs for mine, theirs in zip(in_chainer(), original)]
-assert replaced == [True, True], replaced
-{end}
-if communicator._ends is None:
-    assert in_chainer() == original
-print('left', rank)
-'''
-
-
-@pytest.mark.parametrize('end', [
-    'if rank == 0: fail(9)', 'fail(9); communicator.finalize()'])
-def test_the_end_of_the_program_does_not_hang(tmp_path, end):
-    script = tmp_path / 'script.py'
-    script.write_text(SCRIPT.format(end=end))
-    done = run_script(2, script, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count('left') == 2

@@ -10,13 +10,20 @@ from mpi4py import MPI
 from tests.ranks import on_ranks, run_script
 
 SCRIPT = """
-import atexit, os, sys, time, warnings
+import atexit, contextlib, os, sys, time, warnings
 warnings.simplefilter('ignore', DeprecationWarning)     # fork, from 3.12 on
 import chainer_fp8pipe
 import chainer, chainer.functions as F, chainer.links as L, chainermn, numpy
+from chainer import _backprop
 from chainer_fp8pipe.mpi import finalizing
+from chainermn.optimizers import _MultiNodeOptimizer
 from mpi4py import MPI
+from tests.exchange.jobs import raising
 
+def in_chainer():
+    return _MultiNodeOptimizer.update, _backprop._backprop_utils
+
+original = in_chainer()
 comm = chainer_fp8pipe.create_communicator('fp8', warmup=0, {options})
 model = chainer.Sequential(*[L.Linear(64, 64, initialW=numpy.eye(64) / 8)
                              for _ in range(3)])
@@ -24,10 +31,15 @@ optimizer = chainermn.create_multi_node_optimizer(
     chainer.optimizers.SGD(), comm).setup(model)
 rank = comm.rank
 
+def loss():
+    return F.sum(model(numpy.ones((4, 64), 'f')))
+
 def update():
-    model.cleargrads()
-    F.sum(model(numpy.ones((4, 64), 'f'))).backward()
-    optimizer.update()
+    optimizer.update(loss)
+
+def fail():
+    with contextlib.suppress(ZeroDivisionError):
+        optimizer.update(lambda: loss() + raising(model[0].b))
 
 def fork(action):
     child = os.fork()
@@ -45,7 +57,7 @@ for _ in range(4):
 if rank == 0:
     print(sum(float(abs(one.array).sum()) for one in model.params()))
 """
-OVERLAP = 'overlap=True'
+OVERLAP = 'overlap=True, bucket_bytes=300'
 AGGREGATOR = "algorithm='aggregator'"
 
 
@@ -72,6 +84,16 @@ def test_no_update_is_lost(run, end):
     """Also what a fork does in the middle of an update that waits."""
     assert run(OVERLAP, 'fork(atexit._run_exitfuncs); fork(finalizing._work)\n'
                f'fork(comm.finalize); update()\n{end}') == run('', 'update()')
+
+
+@pytest.mark.parametrize('end', [
+    'if rank == 0: fail()', """
+assert all(now is not then for now, then in zip(in_chainer(), original))
+fail(); comm.finalize()
+assert in_chainer() == original"""])
+def test_what_was_sent_early_in_vain_holds_up_no_end(run, end):
+    """Nor does it change the model, and nothing is left in Chainer."""
+    assert run(OVERLAP, end) == run('', '')
 
 
 def test_aggregators_leave_once(run):
