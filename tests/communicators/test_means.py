@@ -94,20 +94,45 @@ def test_ranks_that_cannot_read_each_other_send_messages(comm):
     assert without == bits_of_updates(make('fp8', comm), SHAPES)
 
 
+def error_of_many(comm, name, updates=60, scales=(1.0,), moves=False,
+                  **options):
+    """Of the mean over updates of the same gradients.
+
+    With ``moves`` parameters change at every update, and so do the largest
+    gradients, which set fp8's scale, and are left out.
+    """
+    communicator = make(name, comm, **options)
+    model, found = Model(SHAPES), 0.0
+    true = mean_gradients(comm.size, shapes=SHAPES)
+    for step in range(updates):
+        set_gradients(model, comm.rank)
+        scale = scales[step % len(scales)]
+        for parameter in model.params():
+            parameter.grad *= numpy.float32(scale)
+            parameter._loss_scale = scale
+        if moves:
+            model.p6.grad[:100] *= 1 + step % 5
+            model.p6.array += numpy.random.default_rng(step).normal(
+                0, .002, 2000).astype('f4')
+        communicator.multi_node_mean_grad(model)
+        if moves:
+            model.p6.grad[:100] = true['/p6'][:100] * scale
+        found = found + numpy.frombuffer(bits(model), 'f4').astype(
+            float) / scale
+    communicator.finalize()
+    return error(found / updates, true)
+
+
+@pytest.mark.parametrize(('name', 'options'), [
+    ('int4', {}), ('fp8', {'period': 1})])
 @on_ranks(1, 3)
-def test_what_one_update_leaves_out_the_next_ones_bring(comm):
-    """The mean of many updates of the same gradients comes near the truth."""
-    true, updates = mean_gradients(comm.size, shapes=SHAPES), 20
-    for feedback in True, False:
-        communicator = make('int4', comm, error_feedback=feedback)
-        model, found = Model(SHAPES), []
-        for _ in range(updates):
-            set_gradients(model, comm.rank)
-            communicator.multi_node_mean_grad(model)
-            found.append(numpy.frombuffer(bits(model), 'f4'))
-            assert error(found[-1], true) < .35
-        if feedback:
-            assert error(numpy.mean(found, 0), true) < .035
-        else:
-            assert (found[0] == found[-1]).all()
-        communicator.finalize()
+def test_what_one_update_leaves_out_the_next_ones_bring(comm, name, options):
+    """Whatever the loss scale is and becomes."""
+    for moves in False, True:
+        without = error_of_many(comm, name, 2, moves=moves,
+                                error_feedback=False, **options)
+        assert .02 < without < .2
+        assert error_of_many(comm, name, moves=moves, **options) < (
+            without / (4 if moves else 10))
+    for scales in (2.0 ** 16,), (1.0, 1000.0, 2.0 ** 20, 3.0), (1e-3, 1e6):
+        assert error_of_many(comm, name, scales=scales) < .01
