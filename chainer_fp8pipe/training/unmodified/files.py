@@ -7,9 +7,6 @@
 # the same everywhere.  Where a rank's next call is another one than rank 0's,
 # it asks its own disk; all answers that are left are void in the next meeting.
 #
-# The file of a model or optimizer of which each rank has a part has all
-# parameters.
-#
 # The first look at a parameter of another rank fetches the whole model, which
 # takes all ranks.  So a rank that looks waits in a meeting.  The others come
 # to it where their code has ended or is about to communicate, and hear there
@@ -21,7 +18,6 @@
 from __future__ import annotations
 
 import builtins
-import collections
 import contextlib
 import functools
 import io
@@ -39,22 +35,17 @@ from typing import Any, NoReturn
 
 import chainer
 import numpy
-from chainer.serializers import npz
-from chainer.training import extensions
-from chainer.training.extensions import _snapshot, snapshot_writers
 from mpi4py import MPI
 
 from ...chains.deferred import LOOKS, fetching
 from ...chains.placeholder import PlaceholderError, user_line
-from ...chains.saving import saving_parts
 from ...intercept.patching import Patch
 from ...intercept.training_objects import LIBRARIES
-from ...mpi.agreement import Meeting, of_first_rank, raise_together
+from ...mpi.agreement import Meeting
 from ...mpi.finalizing import HeldRequest
 from ...mpi.waiting import wait_until
 from ...mpi.world import stderr
-from ..snapshots.snapshot import Followed, counts, go_on
-from .launch import Refusal, only_rank_0_prints, say
+from .launch import Refusal, only_rank_0_prints
 
 #: Functions by which scripts change files, and ask of them.
 _CHANGES = {'chmod', 'link', 'mkdir', 'remove', 'rename', 'replace', 'rmdir',
@@ -74,11 +65,6 @@ _NO_SCRIPTS = LIBRARIES | {'gettext', 'importlib', 'linecache',
 _BETWEEN = 'chainer_fp8pipe.compat', 'chainer_fp8pipe.intercept'
 _INSTALLED = '<frozen', *(os.path.join(path, '') for name, path
                           in sysconfig.get_paths().items() if 'lib' in name)
-_NEED_THE_WHOLE_MODEL = (
-    extensions.DumpGraph, extensions.VariableStatisticsPlot,
-    extensions.ParameterStatistics)
-_PRINT_OR_DRAW = (
-    extensions.PlotReport, extensions.PrintReport, extensions.ProgressBar)
 
 
 # --- files -------------------------------------------------------------------
@@ -231,98 +217,6 @@ def _by_all(original: Callable, *args: Any, **kwargs: Any) -> None:
     """Prints on other ranks, too."""
     with contextlib.redirect_stderr(stderr()):
         original(*args, **kwargs)
-
-
-# --- extensions and triggers -------------------------------------------------
-
-def adapt(trainer: Any, job: Any) -> None:
-    """Adapts a Trainer's extensions and triggers to several ranks.
-
-    Triggers follow rank 0's, as clocks differ.  ``job`` is a
-    :class:`.PipelineJob`.
-    """
-    def looking(own: Any) -> Any:
-        # Those of the libraries are known to look at no parameter.
-        home = type(own).__module__.partition('.')[0]
-        return own if home in LIBRARIES else Looking(own, job.looks)
-
-    def followed(trigger: Any) -> Any:
-        return trigger if counts(trigger) else Followed(
-            looking(trigger), job.comm)
-    trainer.stop_trigger, is_first = (
-        followed(trainer.stop_trigger), job.comm.rank == 0)
-    for entry in trainer._extensions.values():
-        entry.trigger, own = followed(entry.trigger), entry.extension
-        if isinstance(own, _NEED_THE_WHOLE_MODEL):
-            say(f'{type(own).__name__} needs the whole model and batch on one '
-                'rank; it is left out')
-        if isinstance(own, _NEED_THE_WHOLE_MODEL) or not is_first and (
-                isinstance(own, _PRINT_OR_DRAW)):
-            entry.extension = _left_out(own)
-            continue
-        if isinstance(own, extensions.LogReport) and not is_first:
-            own._log_name = None        # others read what it collects
-        elif isinstance(own, _snapshot._Snapshot) and (
-                own._snapshot_on_error or isinstance(
-                    own.writer, snapshot_writers.ProcessQueueWriter)):
-            raise Refusal(
-                'a snapshot has snapshot_on_error=True, when ranks may be '
-                'anywhere, or a ProcessQueueWriter; leave them out')
-        # Rank 0 alone has these.
-        entry.extension = (own if isinstance(own, _PRINT_OR_DRAW)
-                           else looking(own))
-
-
-def _left_out(own: Any) -> Any:
-    """Does nothing in an extension's place: snapshots have its state."""
-    def nothing(trainer: Any) -> None:
-        pass
-    vars(nothing)['serialize'] = own.serialize
-    return nothing
-
-
-# --- models ------------------------------------------------------------------
-
-def serialize(job: Any, original: Callable, obj: Any) -> dict[str, Any]:
-    """Replaces ``npz.serialize``: all arrays of an object, on rank 0."""
-    if job.updater is None:
-        return original(obj)
-    with saving_parts(), job.model.partition.own_alone():
-        arrays = raise_together(job.comm, lambda: original(obj))
-    # The first stage's counts where several have the same.
-    stages = job.updater.grid.pipeline.gather(arrays) or []
-    return dict(collections.ChainMap(*stages))
-
-
-def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
-         **kwargs: Any) -> None:
-    """Replaces ``save_npz`` and ``save_hdf5`` of the script."""
-    if job.updater is not None and not isinstance(obj, dict):
-        if original.__name__ != 'save_npz':
-            raise Refusal('what is trained over ranks can be saved by '
-                          'save_npz only')
-        obj = serialize(job, npz.serialize.__wrapped__, obj)
-    of_first_rank(job.comm, lambda: original(file, obj, *args, **kwargs))
-
-
-def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
-         **kwargs: Any) -> None:
-    """Replaces ``load_npz`` and ``load_hdf5``: loads on all ranks, or on none.
-
-    A path is rank 0's.  A rank's own error stays as it is, as a script may
-    expect it.
-    """
-    file = job.comm.bcast(file if isinstance(
-        file, (str, os.PathLike)) else None) or file
-    with (contextlib.nullcontext() if job.updater is None
-          else job.model.partition.own_alone()):
-        try:
-            raise_together(job.comm, lambda: original(
-                file, obj, *args, **kwargs), ValueError)
-        except ValueError as error:
-            raise (error.__cause__ or error) from None
-    if isinstance(obj, chainer.training.Trainer):
-        go_on(obj.updater)
 
 
 # --- looks -------------------------------------------------------------------

@@ -12,9 +12,11 @@
 # rank ever has the whole.
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -24,18 +26,23 @@ import chainer
 import chainermn
 import numpy
 from chainer.dataset import convert
+from chainer.serializers import npz
+from chainer.training import extensions
+from chainer.training.extensions import _snapshot, snapshot_writers
 from mpi4py import MPI
 
 from ...chains import nested
 from ...chains.deferred import Deferral, fetching
 from ...chains.partition import partition
 from ...chains.plan import PartitionPlan
+from ...chains.saving import saving_parts
 from ...intercept.function_calls import creating
 from ...intercept.training_objects import LIBRARIES, Originals, own_work
-from ...mpi.agreement import agree, raise_together
+from ...mpi.agreement import agree, of_first_rank, raise_together
 from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced, decisions
 from ...pipeline.randomness import preserved
+from ..snapshots.snapshot import Followed, counts, go_on
 from ..updater import (
     FollowingIterator,
     PipelineUpdater,
@@ -43,7 +50,7 @@ from ..updater import (
     progress,
     show_progress_of,
 )
-from . import files
+from .files import Looking, Looks
 from .launch import (
     Refusal,
     check,
@@ -52,6 +59,12 @@ from .launch import (
     refusing,
     say,
 )
+
+_NEED_THE_WHOLE_MODEL = (
+    extensions.DumpGraph, extensions.VariableStatisticsPlot,
+    extensions.ParameterStatistics)
+_PRINT_OR_DRAW = (
+    extensions.PlotReport, extensions.PrintReport, extensions.ProgressBar)
 
 
 class Options(NamedTuple):
@@ -88,7 +101,7 @@ class PipelineJob(Originals):
                  create: Callable[..., Any]) -> None:
         self.comm, self._options, self.create = comm, options, create
         self._make_communicator = make_communicator
-        self.looks = files.Looks(comm)
+        self.looks = Looks(comm)
         self.updater: Any = None    # until the script has made one
         self._loss_func: Any = None     # None: the model gives the loss
         self._evaluates_whole = False
@@ -143,7 +156,7 @@ class PipelineJob(Originals):
         if trainer.updater is not self.updater:
             check(updater=trainer.updater)
         trainer.out = self.comm.bcast(trainer.out)      # a clock may name it
-        files.adapt(trainer, self)
+        self._adapt(trainer)
         try:
             original(trainer, show_loop_exception_msg)
         finally:
@@ -173,14 +186,81 @@ class PipelineJob(Originals):
             result = original(evaluator)
         return self.comm.bcast(result)
 
-    serialize = _together(files.serialize)
-    save, load = _together(files.save), _together(files.load)
+    @_together
+    def serialize(self, original: Callable, obj: Any) -> dict[str, Any]:
+        """All arrays of an object, on rank 0."""
+        if self.updater is None:
+            return original(obj)
+        with saving_parts(), self._own_alone():
+            arrays = raise_together(self.comm, lambda: original(obj))
+        # The first stage's counts where several have the same.
+        stages = self.updater.grid.pipeline.gather(arrays) or []
+        return dict(collections.ChainMap(*stages))
+
+    @_together
+    def save(self, original: Callable, file: Any, obj: Any, *args: Any,
+             **kwargs: Any) -> None:
+        if self.updater is not None and not isinstance(obj, dict):
+            if original.__name__ != 'save_npz':
+                raise Refusal('what is trained over ranks can be saved by '
+                              'save_npz only')
+            obj = self.serialize(npz.serialize, obj)
+        of_first_rank(self.comm, lambda: original(file, obj, *args, **kwargs))
+
+    @_together
+    def load(self, original: Callable, file: Any, obj: Any, *args: Any,
+             **kwargs: Any) -> None:
+        """Loads on all ranks, or on none; a path is rank 0's."""
+        file = self.comm.bcast(file if isinstance(
+            file, (str, os.PathLike)) else None) or file
+        try:
+            with self._own_alone():
+                raise_together(self.comm, lambda: original(
+                    file, obj, *args, **kwargs), ValueError)
+        except ValueError as error:     # a script may expect its own
+            raise (error.__cause__ or error) from None
+        if isinstance(obj, chainer.training.Trainer):
+            go_on(obj.updater)
+
+    def _own_alone(self) -> Any:
+        return (self.model.partition.own_alone() if self.updater
+                else contextlib.nullcontext())
 
     def write(self, original: Callable, *args: Any, **kwargs: Any) -> None:
         """Rank 0 alone writes the file of a snapshot, in whatever thread."""
         if self.comm.rank == 0:
             with own_work():
                 original(*args, **kwargs)
+
+    def _adapt(self, trainer: Any) -> None:
+        """Adapts a Trainer's extensions and triggers to several ranks."""
+        def looking(own: Any) -> Any:
+            # Those of the libraries are known to look at no parameter.
+            home = type(own).__module__.partition('.')[0]
+            return own if home in LIBRARIES else Looking(own, self.looks)
+
+        def followed(trigger: Any) -> Any:      # as clocks differ
+            return trigger if counts(trigger) else Followed(
+                looking(trigger), self.comm)
+        trainer.stop_trigger = followed(trainer.stop_trigger)
+        for entry in trainer._extensions.values():
+            entry.trigger, own = followed(entry.trigger), entry.extension
+            is_rank_0s = isinstance(own, _PRINT_OR_DRAW)
+            if needs_whole := isinstance(own, _NEED_THE_WHOLE_MODEL):
+                say(f'{type(own).__name__} needs the whole model and batch on '
+                    'one rank; it is left out')
+            if needs_whole or is_rank_0s and self.comm.rank:
+                entry.extension = _left_out(own)
+            elif not is_rank_0s:
+                entry.extension = looking(own)
+            if isinstance(own, extensions.LogReport) and self.comm.rank:
+                own._log_name = None        # others read what it collects
+            if isinstance(own, _snapshot._Snapshot) and (
+                    own._snapshot_on_error or isinstance(
+                        own.writer, snapshot_writers.ProcessQueueWriter)):
+                raise Refusal(
+                    'a snapshot has snapshot_on_error=True, when ranks may be '
+                    'anywhere, or a ProcessQueueWriter; leave them out')
 
     def _divide(self, updater: Any) -> None:
         """Cuts the model of an updater, which becomes one of a pipeline."""
@@ -208,15 +288,13 @@ class PipelineJob(Originals):
         chunks = (options.cut.chunks if options.cut else
                   2 if options.schedule == 'interleaved' else 1)
         with refusing():
-            agree(self.comm, {
-                f'{name} of the optimizer': repr(value) for name, value
-                in sorted(optimizer.hyperparam.get_dict().items())} | {
+            agree(self.comm, decisions(
+                optimizer, options.pipeline, replicas) | {
                 f'update of parameter {name}': repr((
                     rule.enabled, sorted(rule.hyperparam.get_dict().items())))
                 for name, one in model.namedparams()
                 if (rule := one.update_rule) is not None},
                 remedy='What a script does must not depend on the rank.')
-            decisions(optimizer, options.pipeline)
             # The optimizer needs no second setup, which would drop its hooks.
             partition(
                 model, example, grid, memory=options.memory,
@@ -248,6 +326,14 @@ class PipelineJob(Originals):
             # The script's loop may ask its own.
             show_progress_of(updater.get_iterator('main'), own)
         self.updater = updater
+
+
+def _left_out(own: Any) -> Any:
+    """Does nothing in an extension's place: snapshots have its state."""
+    def nothing(trainer: Any) -> None:
+        pass
+    vars(nothing)['serialize'] = own.serialize
+    return nothing
 
 
 def _examples(iterator: Any, samples: int, replicas: int) -> Any:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import gc
 import os
 import pathlib
@@ -219,20 +218,16 @@ def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
         raise
 
 
-@functools.cache
-def _nowhere() -> Any:
-    return open(os.devnull, 'w')    # never closed: a script may keep it
+#: Never closed: a script may keep it.
+_NOWHERE: Any = os.fdopen(os.open(os.devnull, os.O_WRONLY), 'w')
 
 
 @contextlib.contextmanager
 def only_rank_0_prints() -> Iterator[None]:
     """A block in which other ranks' streams lead nowhere."""
-    nowhere = _nowhere()
-    vars(nowhere)['of_all_ranks'] = stderr()
-    with contextlib.ExitStack() as stack:
-        for redirect in (contextlib.redirect_stdout, contextlib.redirect_stderr
-                         ) if MPI.COMM_WORLD.rank else ():
-            stack.enter_context(redirect(nowhere))
+    _NOWHERE.of_all_ranks, rank = stderr(), MPI.COMM_WORLD.rank
+    with contextlib.redirect_stdout(_NOWHERE if rank else sys.stdout), (
+            contextlib.redirect_stderr(_NOWHERE if rank else sys.stderr)):
         yield
 
 
