@@ -178,9 +178,9 @@ REFUSED = {1: [
      'trainer.run()', 'snapshot_on_error=True, when'),
     (_UPDATER + "chainer.serializers.save_hdf5('x', model)",
      'saved by save_npz only'),
-    ('print(1)', 'has made no chainer.training.StandardUpdater'),
+    ('print(1)', 'without a chainer.training.StandardUpdater'),
     ('optimizer.update(model, *chainer.dataset.concat_examples(data))\n'
-     'raise SystemExit("days later")', 'in a loop of its own'),
+     'raise SystemExit("days later")', 'let a loop of its own'),
     ('class Net(L.Classifier):\n'
      '    def forward(self, x, t): return self.predictor(x)\n'
      'optimizer.setup(Net(model.predictor))\n'

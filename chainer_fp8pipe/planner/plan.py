@@ -48,7 +48,6 @@ from ..training.unmodified.launch import (
     check,
     launch,
     loss_of,
-    refuse_together,
     refusing,
 )
 from .job_plan import JobPlan, Trial, Way
@@ -192,12 +191,15 @@ class ScriptPlan(Originals):
     def _end(self) -> NoReturn:
         comm, options, updater = self._comm, self._options, self._updater
         self._files.close()
-        optimizer, as_it_is = refuse_together(comm, self._optimizer)
+        with refusing():
+            optimizer, as_it_is = raise_together(
+                comm, self._optimizer, ValueError)
         is_shared = as_it_is is not None and as_it_is.ranks == 1 < comm.size
         # On all ranks, as iterators may be each other's.
         batch = first_batch(comm, updater.get_iterator('main').next,
                             updater.converter, updater.input_device)
-        example = refuse_together(comm, lambda: Example(batch))
+        with refusing():
+            example = raise_together(comm, lambda: Example(batch), ValueError)
         trained = Trained(
             updater, optimizer, example,
             example.samples * (1 if is_shared else comm.size), is_shared)

@@ -35,7 +35,7 @@ REFUSED = [
     ('train(converter=lambda batch, device: [x for x, _ in batch] + '
      '[np.zeros(9)])', 'must all have the samples of one batch'),
     ('optimizer.update(model, *chainer.dataset.concat_examples(data))\n'
-     'os.mkdir("went on")', 'in a loop of its own'),
+     'os.mkdir("went on")', 'let a loop of its own'),
     ('model.log = open(os.devnull)\ntrain()',
      'no way to train this model could be tried: '),
 ]

@@ -20,6 +20,7 @@ from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
 from ...command_line import Interval
+from ...intercept.patching import Current
 from ...intercept.training_objects import LIBRARIES, Originals
 from ...report.launch_protocol import is_launched, say_update
 from ..run_report import RunReport
@@ -51,7 +52,7 @@ class Additions(Originals):
         # Before the script changes the working directory.
         self._snapshots = snapshots and os.path.abspath(snapshots)
         self._report = report and os.path.abspath(report)
-        self._trains, self._trainers, self._scattered = False, 0, 0
+        self._training, self._trainers, self._scattered = Current(), 0, 0
         self._seen = set[str]()     # of this start
 
     def scatter(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -81,13 +82,10 @@ class Additions(Originals):
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
-        before, self._trains = self._trains, True
-        try:
-            if not before:
-                self._add_to(trainer)
+        if not self._training.now:
+            self._add_to(trainer)
+        with self._training.set_to(True):
             original(trainer, *args, **kwargs)
-        finally:
-            self._trains = before
 
     def _add_to(self, trainer: Any) -> None:
         """Prepares a Trainer when all else has been done to it."""

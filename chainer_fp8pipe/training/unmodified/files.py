@@ -245,9 +245,8 @@ class Looks(Files):
     def begin(self, model: Any) -> None:
         """From now on the script's code may look at a model that is cut."""
         held, main = model.partition, threading.get_ident()
-        elsewhere = {id(parameter) for name, parameter
-                     in held.names.parameters.items()
-                     if name not in held.placement.own}
+        elsewhere = {*map(id, held.names.parameters.values())} - {
+            *map(id, held.placement.own.values())}
 
         def is_elsewhere(parameter: Any) -> bool:
             return fetching.now is not None and id(parameter) in elsewhere

@@ -55,7 +55,6 @@ from .launch import (
     Refusal,
     check,
     loss_of,
-    refuse_together,
     refusing,
     say,
 )
@@ -122,22 +121,15 @@ class PipelineJob(Originals):
 
     @_together
     def finish(self) -> None:
-        """Raises Refusal if the script has made no pipeline."""
-        if self.updater is None:
-            raise Refusal('the script has made no chainer.training.'
-                          'StandardUpdater, so there was nothing to train as '
-                          'a pipeline')
+        check(own_loop=self.updater)
 
     # --- what the script makes ----------------------------------------------
 
     def make_updater(self, original: Callable, updater: Any, *args: Any,
                      **kwargs: Any) -> None:
-        if isinstance(updater, PipelineUpdater):
-            original(updater, *args, **kwargs)      # it is being made here
-            return
         check(updater=updater, other_updater=self.updater)
         original(updater, *args, **kwargs)
-        with self.looks.block('StandardUpdater'):
+        with self.looks.block('StandardUpdater'), own_work():
             self._divide(updater)
         self.looks.begin(self.model)
 
@@ -371,7 +363,8 @@ def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
         random.setstate(state)
         return tree, [chainer.backends.cuda.to_cpu(nested.array_of(leaf))
                       for leaf in leaves]
-    tree, host = comm.bcast(refuse_together(comm, converted))
+    with refusing():
+        tree, host = comm.bcast(raise_together(comm, converted, ValueError))
     to = chainer.get_device('@numpy' if device is None else device)
     return nested.rebuilt(tree, [to.send(array) for array in host])
 

@@ -24,7 +24,7 @@ from mpi4py import MPI
 from ...command_line import check_script
 from ...compat.old_names import run_path
 from ...intercept.training_objects import Originals, substituting
-from ...mpi.agreement import of_first_rank, raise_together
+from ...mpi.agreement import of_first_rank
 from ...mpi.grid import ProcessGrid
 from ...mpi.world import (
     end_all_ranks,
@@ -85,12 +85,6 @@ def _said(error: Exception) -> str:
                            str(error)).split())
 
 
-def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
-    """Does what must not communicate; an error on any rank refuses on all."""
-    with refusing():
-        return raise_together(comm, action, ValueError)
-
-
 def say(text: str, command: str = 'run') -> None:
     """Prints a line of a command on rank 0."""
     if MPI.COMM_WORLD.rank == 0:
@@ -113,8 +107,8 @@ _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
        for what in ('iterators', 'optimizers')},
     'own_loop': (
         lambda updater: updater is not None,
-        'the script updates its optimizer in a loop of its own; let the loop '
-        'or a Trainer call update() of a chainer.training.StandardUpdater'),
+        'the script trains without a chainer.training.StandardUpdater; let a '
+        'loop of its own, or a Trainer, call update() of one'),
     'iterator': (
         lambda iterator: hasattr(iterator, 'dataset') and hasattr(
             iterator, 'batch_size'),
