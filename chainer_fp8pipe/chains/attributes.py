@@ -47,63 +47,10 @@ _CONTAINERS = list, dict, set, collections.deque
 _GENERATORS = (numpy.random.RandomState, numpy.random.Generator, random.Random)
 
 
-def _copies(links: Mapping[str, chainer.Link], function: Any = None
-            ) -> tuple[dict[str, dict[str, Any]], list[Any]]:
-    """Copies of attributes, and everything that was copied."""
-    found = {path: dict(vars(link)) for path, link in links.items()}
-    values = [(own, name, value) for own in found.values()
-              for name, value in own.items()
-              if type(value) not in _SIMPLE and name not in CHAINERS]
-    # Those behind NumPy's and Python's functions, which a pass seeds anew.
-    memo: dict[int, Any] = {id(one): one for one in (
-        numpy.random.mtrand._rand, vars(random)['_inst'], *links.values())}
-    for module, variables in _others(links, function).items():
-        found[module] = {
-            name: value if type(value) in _SIMPLE else memo.setdefault(
-                id(value), copy.deepcopy(value) if isinstance(
-                    value, _GENERATORS) else copy.copy(value))
-            for name, value in variables.items()
-            if isinstance(value, _SIMPLE + _CONTAINERS + _GENERATORS)
-            and not name.startswith('__')}
-    # What cannot be written to may be large: a file in memory, say.
-    memo.update((id(leaf), leaf) for _, _, value in values
-                for leaf in ([value] if isinstance(value, chainer.Variable)
-                             else nested.leaves(value)[0])
-                if isinstance(leaf, (chainer.Variable, nested.Dataless))
-                or not getattr(leaf.flags, 'writeable', True))
-    for own, name, value in values:
-        if type(value).__module__.partition('.')[0] not in _FOREIGN:
-            try:
-                own[name] = copy.deepcopy(value, memo)
-            except Exception:       # of any class
-                memo[id(value)] = value
-    return found, memo.get(id(memo), [])    # deepcopy keeps originals there
-
-
-def copied(links: Mapping[str, chainer.Link], function: Any = None
-           ) -> dict[str, dict[str, Any]]:
-    """Copies of what links keep now, by path and name.
-
-    And of numbers, lists and generators that their modules and ``function``,
-    which calls the model, keep.
-    """
-    return _copies(links, function)[0]
-
-
-def set_attributes(links: Mapping[str, chainer.Link],
-                   state: dict[str, dict[str, Any]], function: Any = None
-                   ) -> None:
-    """Sets what :func:`copied` gives; links get no others."""
-    others = _others(links, function)
-    for path, own in state.items():
-        if path in links:
-            vars(links[path]).clear()
-        (vars(links[path]) if path in links else others[path]).update(own)
-
-
 def _others(links: Mapping[str, chainer.Link], function: Any
-            ) -> dict[str, dict[str, Any]]:
-    """The variables of the links' modules, and a function's attributes."""
+            ) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The variables of links' modules, and of a function, and what may move.
+    """
     kinds = {kind for link in links.values() for kind in type(link).__mro__}
     found = {one.__module__: one.__globals__ for one in itertools.chain(
         [function], *(vars(kind).values() for kind in kinds))
@@ -112,22 +59,61 @@ def _others(links: Mapping[str, chainer.Link], function: Any
     if hasattr(function, '__dict__') and not isinstance(
             function, chainer.Link):
         found['loss_func'] = vars(function)
-    return found
+    return [(own, {name: value for name, value in own.items()
+                   if isinstance(value, _SIMPLE + _CONTAINERS + _GENERATORS)
+                   and not name.startswith('__')}) for own in found.values()]
+
+
+def _copies(links: Mapping[str, chainer.Link], others: Iterable[dict] = ()
+            ) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Copies of the variables of links and others; all that was copied."""
+    found = [dict(vars(link)) for link in links.values()]
+    values = [value for own in found for value in own.values()]
+    # Those behind NumPy's and Python's functions, which a pass seeds anew.
+    memo: dict[int, Any] = {id(one): one for one in (
+        numpy.random.mtrand._rand, vars(random)['_inst'], *links.values())}
+    # What cannot be written to may be large: a file in memory, say.
+    memo.update((id(leaf), leaf) for value in values
+                for leaf in ([value] if isinstance(value, chainer.Variable)
+                             else nested.leaves(value)[0])
+                if isinstance(leaf, (chainer.Variable, nested.Dataless))
+                or not getattr(leaf.flags, 'writeable', True))
+    memo.update((id(value), copy.copy(value)) for own in others
+                for value in own.values() if isinstance(value, _CONTAINERS))
+    found += map(dict, others)
+    for own in found:
+        for name, value in own.items():
+            if type(value) not in _SIMPLE and name not in CHAINERS and (
+                    type(value).__module__.partition('.')[0] not in _FOREIGN):
+                try:
+                    own[name] = copy.deepcopy(value, memo)
+                except Exception:       # of any class
+                    memo[id(value)] = value
+    return found, memo.get(id(memo), [])    # deepcopy keeps originals there
 
 
 @contextlib.contextmanager
 def on_copies(links: Mapping[str, chainer.Link], function: Any = None
               ) -> Iterator[None]:
-    """A block in which all that :func:`copied` copies is a copy."""
-    now, before = copied(links, function), {
-        path: dict(vars(link)) for path, link in links.items()}
-    before.update({path: {name: variables[name] for name in now[path]}
-                   for path, variables in _others(links, function).items()})
-    set_attributes(links, now, function)
+    """A block in which what links keep is a copy; afterwards all is as before.
+
+    So are numbers, lists and generators that their modules and ``function``,
+    which calls the model, keep.
+    """
+    others = _others(links, function)
+    kept = [*((vars(link), dict(vars(link))) for link in links.values()),
+            *others]
+
+    def place(states: Iterable[dict[str, Any]]) -> None:
+        for link in links.values():
+            vars(link).clear()
+        for (own, _), values in zip(kept, states, strict=True):
+            own.update(values)
+    place(_copies(links, [values for _, values in others])[0])
     try:
         yield
     finally:
-        set_attributes(links, before, function)
+        place([values for _, values in kept])
 
 
 def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:

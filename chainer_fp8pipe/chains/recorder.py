@@ -11,9 +11,9 @@
 #
 # A link whose own code looks at data cannot be cut.  The error of the
 # placeholder says so in the middle of the run; then forward is run again with
-# the innermost link around the look as one call, and links get the attributes
-# that they had, of which only the first program has copies.  A look in the
-# model's own forward, or first in a later batch, is the user's to mark.
+# the innermost link around the look as one call.  So what is first recorded
+# with certain settings is an example, on copies of what links keep.  A look in
+# the model's own forward, or first in a later batch, is the user's to mark.
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +37,7 @@ from ..intercept.patching import Patch
 from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import measure, nested
-from .attributes import Names, copied, on_copies, set_attributes
+from .attributes import Names, on_copies
 from .calls import Source
 from .collectives import PATCHES, Answering
 from .deferred import place_array, set_placeholder
@@ -94,34 +94,31 @@ class Recorder:
         Raises:
             PlaceholderError: The model's own forward looks at computed data.
         """
+        # What looks at data has done so in the example, hardly later.
+        if not _Recording(self, place).known:
+            self.example(run, both, place)
+        return _Recording(self, place, statistics).record(run, both)
+
+    def example(self, run: Callable, both: Any = ((), {}),
+                place: Place = NOWHERE) -> Program:
+        """The same, which leaves links as before, and finds what looks."""
         names, shaped = self.names, len(self.names.shaped)
-        statistics = statistics or BatchStatistics()
-        leaves, tree = nested.leaves(both)
         while True:
-            args, kwargs = nested.rebuilt(tree, [x.copy() for x in leaves])
-            one = _Recording(self, Program(names, place), statistics)
-            # What looks at data has done so in the example, hardly later.
-            before = None if one.known else copied(names.links)
+            one = _Recording(self, place)
             try:
-                seed_between(place)
-                with names.reporter.scope(one.program.reports), \
-                        statistics.counting(-1), intercepting(one):
-                    one.program.result = run(*args, **kwargs)
-                one.refuse_placeholders()
+                with on_copies(names.links, run):
+                    return one.record(run, both)
             except PlaceholderError as error:
                 found = next((name for name in reversed(one.looking)
                               if name not in self.atomic | {'/'}), None)
-                if found is None or before is None:
+                if found is None:
                     raise
                 self.atomic |= {found}
                 self.forms = {}
                 self._reasons[found] = str(error)
-                set_attributes(names.links, before)
                 for name in names.shaped[shaped:]:
                     place_array(names.parameters[name], None)
                 del names.shaped[shaped:]
-            else:
-                return one.program
 
     @contextlib.contextmanager
     def placeholders(self) -> Iterator[None]:
@@ -180,16 +177,17 @@ class OfBatch(chainer.Variable):
 class _Recording(Answering):
     """Writes down the calls of one forward pass."""
 
-    def __init__(self, recorder: Recorder, program: Program,
-                 statistics: BatchStatistics) -> None:
+    def __init__(self, recorder: Recorder, place: Place,
+                 statistics: BatchStatistics | None = None) -> None:
         self.recorder, self._names = recorder, recorder.names
-        self.program, self._statistics = program, statistics
+        self.program = Program(self._names, place)
+        self._statistics = statistics or BatchStatistics()
         self._first_call: dict[int, int] = {}   # of each link, by its id
         # By output that is a view, whose memory it is in; None: the batch's.
         self._memory: dict[Source, Source | None] = {}
         # The links around the first look at data, from the model inwards.
         self.looking: list[str] = []
-        self._forms = Forms(program)
+        self._forms = Forms(self.program)
         if sum(map(len, recorder.forms.values())) > _FORMS:
             recorder.forms.clear()
         self.known: Any = recorder.forms.setdefault(repr({
@@ -198,6 +196,36 @@ class _Recording(Answering):
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
         self._hooks = len(chainer.get_function_hooks())
+
+    def record(self, run: Callable, both: Any) -> Program:
+        """The program of a call with copies of arguments."""
+        program = self.program
+        leaves, tree = nested.leaves(both)
+        args, kwargs = nested.rebuilt(tree, [x.copy() for x in leaves])
+        seed_between(program.place)
+        with self._names.reporter.scope(program.reports), \
+                self._statistics.counting(-1), intercepting(self):
+            program.result = run(*args, **kwargs)
+        self._refuse_placeholders()
+        return program
+
+    def _refuse_placeholders(self) -> None:
+        """Raises an error for values that forward must not set so."""
+        for path, link in self._names.links.items():
+            for name in link._persistent:
+                if is_placeholder(nested.array_of(vars(link).get(name))):
+                    self.looking = [path]
+                    raise PlaceholderError(
+                        f'link {path} sets its persistent {name!r} to a value '
+                        'of another rank, so that the link cannot be cut')
+        for path, parameter in self._names.parameters.items():
+            before = self._arrays[path]
+            if before is not None and before is not parameter._data[0]:
+                self.looking = [path.rpartition('/')[0] or '/']
+                place_array(parameter, before)
+                raise PlaceholderError(
+                    f'forward sets the array of parameter {path}; mark the '
+                    'function that does so: chainer_fp8pipe.atomic(function)')
 
     # --- the interceptor -----------------------------------------------------
 
@@ -255,26 +283,6 @@ class _Recording(Answering):
                 taken = self.program.takes[x.array.source.call]
                 to_do += taken[2] if taken else ()
                 x.unchain()
-
-    # --- after the run -------------------------------------------------------
-
-    def refuse_placeholders(self) -> None:
-        """Raises an error for values that forward must not set so."""
-        for path, link in self._names.links.items():
-            for name in link._persistent:
-                if is_placeholder(nested.array_of(vars(link).get(name))):
-                    self.looking = [path]
-                    raise PlaceholderError(
-                        f'link {path} sets its persistent {name!r} to a value '
-                        'of another rank, so that the link cannot be cut')
-        for path, parameter in self._names.parameters.items():
-            before = self._arrays[path]
-            if before is not None and before is not parameter._data[0]:
-                self.looking = [path.rpartition('/')[0] or '/']
-                place_array(parameter, before)
-                raise PlaceholderError(
-                    f'forward sets the array of parameter {path}; mark the '
-                    'function that does so: chainer_fp8pipe.atomic(function)')
 
     # --- one call ------------------------------------------------------------
 
@@ -415,8 +423,8 @@ def record_example(recorder: Recorder, run: Callable, timed: bool,
     recorder.timed = timed
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True), preserved(), \
-            on_copies(recorder.names.links, run), recorder.placeholders():
-        program = recorder.record(run, both)
+            recorder.placeholders():
+        program = recorder.example(run, both)
     recorder.timed = False
     return program
 
