@@ -24,7 +24,7 @@ import copy
 import itertools
 import random
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -44,6 +44,7 @@ OBSERVER = '\0/'
 _FOREIGN = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe', 'mpi4py'))
 _SIMPLE = int, float, bool, str, type(None)
 _CONTAINERS = list, dict, set, collections.deque
+_PLAIN = *_SIMPLE, *_CONTAINERS, numpy.generic
 _GENERATORS = (numpy.random.RandomState, numpy.random.Generator, random.Random)
 
 
@@ -122,27 +123,20 @@ def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:
         numpy.random.RandomState, numpy.random.BitGenerator, random.Random))]
 
 
-def numbers_of(links: Mapping[str, chainer.Link]) -> dict[Attribute, Any]:
-    """The attributes without arrays that are numbers, or have some."""
-    return {(path, name): _copied(value) for path, link in links.items()
-            for name, value in vars(link).items() if name not in CHAINERS
-            and isinstance(value, (*_SIMPLE, *_CONTAINERS, numpy.generic))
-            and not nested.arrays(value)}
-
-
 def attributes(links: Mapping[str, chainer.Link]) -> dict[Attribute, Any]:
-    """The attributes that links have now, of their own."""
+    """What links keep now; of persistent values those without arrays."""
     return {(path, name): _copied(value) for path, link in links.items()
             for name, value in vars(link).items()
-            if name not in CHAINERS | link._params | link._persistent}
+            if name not in CHAINERS | link._params
+            and not (name in link._persistent and nested.arrays(value))}
 
 
 def changed(links: Mapping[str, chainer.Link], before: Mapping[Attribute, Any]
-            ) -> dict[Attribute, list[Any]]:
-    """Arrays of the attributes with arrays that are not as before."""
-    return {key: found for key, value in attributes(links).items()
+            ) -> dict[Attribute, Any]:
+    """The attributes with arrays or plain numbers that are not as before."""
+    return {key: value for key, value in attributes(links).items()
             if not _is_same(before.get(key), value)
-            and (found := nested.arrays(value))}
+            and (isinstance(value, _PLAIN) or nested.arrays(value))}
 
 
 class Names:
@@ -264,8 +258,8 @@ class State:
 
     def undo(self) -> None:
         """Takes back the recording of a step that nobody has computed."""
-        now, self._kept, self._left = self._before
-        self._set(now)
+        _, self._kept, self._left = self._before
+        self.put_back()
 
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""
@@ -298,8 +292,7 @@ def _copied(value: Any) -> Any:
 
 def _is_same(before: Any, now: Any) -> bool:
     """Whether an attribute is what it was, also what it contains."""
-    if not isinstance(before, _CONTAINERS) or type(before) is not type(now):
+    if not isinstance(before, _PLAIN):
         return before is now
-    both = [list(map(id, nested.leaves(one)[0])) for one in (before, now)]
-    return len(before) == len(now) and both[0] == both[1] and bool(
-        both[0] or before == now)
+    (arrays, form), (others, other_form) = map(nested.leaves, (before, now))
+    return form == other_form and [*map(id, arrays)] == [*map(id, others)]

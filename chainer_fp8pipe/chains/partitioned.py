@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
+import numpy
 
 from ..intercept.function_calls import current, hold
 from ..report.quantities import columns, counted, size
@@ -21,7 +22,6 @@ from .attributes import (
     State,
     attributes,
     changed,
-    numbers_of,
     on_copies,
     parameters_of,
 )
@@ -90,13 +90,11 @@ class Partition:
         recorder, state, links = self.recorder, self.state, self.names.links
         function = self.loss_func or links['/']
         with on_copies(links, function), recorder.placeholders():
-            before, numbers = attributes(links), numbers_of(links)
+            before = attributes(links)
             program = recorder.record(function, both)
-            kept, now = changed(links, before), attributes(links)
-            moved = {key: value for key, value in numbers_of(links).items()
-                     if key not in numbers or numbers[key] != value}
-            program.kept = {key: now[key] for key, arrays in kept.items()
-                            if any(map(is_placeholder, arrays))}
+            kept = changed(links, before)
+            program.kept = {key: value for key, value in kept.items()
+                            if any(map(is_placeholder, nested.arrays(value)))}
             program.settle(self.placement.layout_of(program), ())
             layouts = [program.layout]
             if program.kept:
@@ -106,11 +104,12 @@ class Partition:
                     key for key, value in program.kept.items()
                     if any((program, source) in again.notes.pins
                            for source in sources_in(value)))
-        kept = {key: arrays for key, arrays in kept.items() if key in (
-            state.read) or not all(map(is_placeholder, arrays))}
-        if kept or moved:
+        kept = {key: value for key, value in kept.items()
+                if key in state.read or not nested.arrays(value)
+                or not all(map(is_placeholder, nested.arrays(value)))}
+        if kept:
             state.samples, state.numbers = self._with_samples(
-                function, both, kept, moved)
+                function, both, kept)
         users: dict[str, set[int]] = {}
         for name, chunks in itertools.chain(*[
                 layout.holders.items() for layout in layouts]):
@@ -118,8 +117,7 @@ class Partition:
         return program, users
 
     def _with_samples(self, function: Callable, both: Any,
-                      kept: dict[Attribute, list[Any]],
-                      moved: dict[Attribute, Any]
+                      kept: dict[Attribute, Any]
                       ) -> tuple[frozenset, frozenset]:
         """Which attributes keep something for each sample of a micro-batch.
 
@@ -127,11 +125,13 @@ class Partition:
         takes so many samples only, those of Chainer's links.  And the numbers
         that are the same then, which move once a batch.
         """
-        def shapes(arrays: list[Any]) -> list[tuple[int, ...]]:
-            return [array.shape for array in arrays]
+        def form(value: Any) -> Any:
+            return [one.shape for one in nested.arrays(value)] or value
         (args, kwargs), links = both, self.names.links
         every = range(len((*args, *kwargs.values())[0]))
         more = [*every, 0]
+        numbers = frozenset(
+            key for key, value in kept.items() if not nested.arrays(value))
         try:
             with on_copies(links, function), self.recorder.placeholders():
                 before = attributes(links)
@@ -139,29 +139,28 @@ class Partition:
                     [nested.taken(one, more) for one in args],
                     {name: nested.taken(one, more)
                      for name, one in kwargs.items()}))
-                others, numbers = changed(links, before), numbers_of(links)
+                others = changed(links, before)
         except Exception as error:      # of any class
             why = f'{type(error).__name__}: {error}'
         else:
-            return frozenset(key for key, arrays in kept.items() if shapes(
-                arrays) != shapes(others.get(key, []))), frozenset(
-                    key for key, value in moved.items()
-                    if key in numbers and numbers[key] == value)
+            alike = frozenset(key for key in kept.keys() & others.keys()
+                              if form(kept[key]) == form(others[key]))
+            return frozenset(kept) - numbers - alike, numbers & alike
         # An argument itself is of its samples, too.
-        given = nested.leaves(both)[0]
-        found = frozenset(key for key, arrays in kept.items() if type(
-            links[key[0]]).__module__.startswith('chainer.') or all(any(
-                not is_placeholder(array) and array.shape == one.shape
-                and bool((array == one).all()) for one in given)
-                for array in arrays))
-        for path, name in sorted(kept.keys() - found):
+        given = nested.arrays(both)
+        found = frozenset(key for key in kept.keys() - numbers if type(
+            links[key[0]]).__module__.startswith('chainer.') or all(
+                not is_placeholder(array) and any(
+                    numpy.array_equal(array, one) for one in given)
+                for array in nested.arrays(kept[key])))
+        for path, name in sorted(kept.keys() - numbers - found):
             if self.plan.micro_batches > 1:
                 raise ValueError(
                     f'link {path} keeps {name!r} for the next batch, and '
                     'nobody can tell what of it is of which sample, as '
                     f'forward takes {len(every)} samples only ({why}); train '
                     'with micro_batches=1 (--micro-batches 1)')
-        return found, frozenset(moved)
+        return found, numbers
 
     @property
     def is_whole(self) -> bool:
