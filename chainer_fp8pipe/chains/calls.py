@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,7 +44,10 @@ class Value(NamedTuple):
 
 @dataclass(eq=False)
 class Call:
-    """One call of a function, or of a link that is run as a whole."""
+    """One call of a function, or of a link that is run as a whole.
+
+    Without its values: all programs that make it share this.
+    """
 
     name: str           # of the function
     link: str = '/'     # path of the link that made the call
@@ -67,6 +70,26 @@ class Call:
     #: Of a value that a link has kept from an earlier batch: the chunk that
     #: has it.
     pinned: int | None = None
+    #: Placeholders like the outputs, of no program.
+    forms: dict[int | str, Any] = field(default_factory=dict)
+    #: Numbers of the inputs and outputs that are kept for backward.
+    kept_inputs: tuple[int, ...] = ()
+    kept_outputs: tuple[int, ...] = ()
+    #: By output in the memory of an input, the input's number.
+    views: dict[int, int] = field(default_factory=dict)
+    writes: tuple[str, ...] = ()    # attributes with arrays that it changes
+    inner: tuple[str, ...] = ()     # parameters that are read inside
+    form: Any = None                #: See :attr:`.ArrayCall.result`.
+    #: Labels that losses leave out of their means, and the index of the input
+    #: that has the labels (None if unknown).
+    ignored: tuple[tuple[int, int | None], ...] = ()
+    alone: bool = False     # it follows from the batch, and is made by all
+    config: Mapping[str, Any] = field(default_factory=dict)  # that has changed
+    reads: tuple[str, ...] = ()     # links whose persistent arrays it uses
+    numbers: tuple[str, ...] = ()   # attributes that are numbers,
+    hidden: tuple[str, ...] = ()    # that have placeholders inside,
+    copied: tuple[str, ...] = ()    # to which Python may write
+    real: tuple[int, ...] = ()      # indexes of such arguments
 
 
 #: Groups of paths of parameters, in the order of first use.

@@ -10,13 +10,13 @@ from typing import Any
 from ..mpi.agreement import digest
 from . import nested
 from .calls import Order, Source, positions
-from .placeholder import sources
+from .placeholder import is_placeholder
 
 
 def sources_in(value: Any) -> tuple[Source, ...]:
     """Names the calls that made a value, or the values in a tuple."""
-    return tuple([source for array in nested.arrays(value)
-                  for source in sources(array)])
+    return tuple([array.source for array in nested.arrays(value)
+                  if is_placeholder(array) and type(array.source) is Source])
 
 
 class Layout:

@@ -1,8 +1,8 @@
 """What calls give and cost, found out by making them alone."""
 # Chainer has no shape inference, so a call of a form that was not seen before
-# is made alone, on made-up values.  What was found (`KnownCall`)
-# serves all calls of this form.  A link or function that runs as one call is
-# made on two kinds of values, as numbers that it returns must not be of data.
+# is made alone, on made-up values.  What was found serves all calls of this
+# form.  A link or function that runs as one call is made on two kinds of
+# values, as numbers that it returns must not be of data.
 from __future__ import annotations
 
 import contextlib
@@ -11,7 +11,6 @@ import functools
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import chainer
@@ -62,34 +61,8 @@ PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
 _SHORT, _TIMES = 2e-3, 3
 
 
-@dataclass(eq=False)
-class KnownCall(Call):
-    """A call, without its values: all programs that make it share this."""
-
-    #: Placeholders like the outputs, of no program.
-    forms: dict[int | str, Any] = field(default_factory=dict)
-    #: Numbers of the inputs and outputs that are kept for backward.
-    kept_inputs: tuple[int, ...] = ()
-    kept_outputs: tuple[int, ...] = ()
-    #: By output in the memory of an input, the input's number.
-    views: dict[int, int] = field(default_factory=dict)
-    writes: tuple[str, ...] = ()    # attributes with arrays that it changes
-    inner: tuple[str, ...] = ()     # parameters that are read inside
-    form: Any = None                #: See :attr:`.ArrayCall.result`.
-    #: Labels that losses leave out of their means, and the index of the input
-    #: that has the labels (None if unknown).
-    ignored: tuple[tuple[int, int | None], ...] = ()
-    alone: bool = False     # it follows from the batch, and is made by all
-    config: Mapping[str, Any] = field(default_factory=dict)  # that has changed
-    reads: tuple[str, ...] = ()     # links whose persistent arrays it uses
-    numbers: tuple[str, ...] = ()   # attributes that are numbers,
-    hidden: tuple[str, ...] = ()    # that have placeholders inside,
-    copied: tuple[str, ...] = ()    # to which Python may write
-    real: tuple[int, ...] = ()      # indexes of such arguments
-
-
 def measured(node: Any, inputs: tuple, original: Callable, recorder: Any
-             ) -> KnownCall:
+             ) -> Call:
     """Makes a call on made-up values, again where times are taken.
 
     Raises:
@@ -220,7 +193,7 @@ class _Inside(SeesLabels, Answering):
         self._ignored.append((label, nested.array_of(labels)))
 
     def labels(self, inputs: tuple) -> tuple[tuple[int, int | None], ...]:
-        """See :attr:`.KnownCall.ignored`; labels may be reshaped inside."""
+        """See :attr:`.Call.ignored`; labels may be reshaped inside."""
         arrays = list(map(nested.array_of, inputs))
         return tuple(dict.fromkeys([(label, next((
             index for index, array in enumerate(arrays) if array is labels or (
@@ -229,9 +202,9 @@ class _Inside(SeesLabels, Answering):
             for label, labels in self._ignored]))
 
 
-def _made(node: Any, inputs: tuple, original: Callable) -> KnownCall:
+def _made(node: Any, inputs: tuple, original: Callable) -> Call:
     """Makes a call; what it gives, keeps and takes."""
-    call = KnownCall(node.label, deferrable=type(node) in SEPARABLE and any(
+    call = Call(node.label, deferrable=type(node) in SEPARABLE and any(
         isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs))
     arguments = tuple(map(_real, inputs))
     xp = chainer.backend.get_array_module(*map(nested.array_of, arguments))

@@ -217,12 +217,6 @@ def is_placeholder(array: Any) -> bool:
     return type(array) is Placeholder
 
 
-def sources(array: Any) -> tuple[Source, ...]:
-    """The output of a call that an array stands for; () for others."""
-    return (array.source,) if is_placeholder(array) and isinstance(
-        array.source, Source) else ()
-
-
 def recorded(function: Callable, args: Any, kwargs: Any) -> Any:
     """Has a function of placeholders recorded; placeholders of its results."""
     compute = getattr(current(), 'compute', None)

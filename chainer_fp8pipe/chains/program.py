@@ -27,9 +27,9 @@ from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, seed_at
 from . import nested
 from .attributes import Names
-from .calls import Source, Value
+from .calls import Call, Source, Value
 from .layout import Layout, sources_in
-from .measure import KnownCall, attributes_of
+from .measure import attributes_of
 from .placeholder import (
     Ahead,
     PlaceholderError,
@@ -70,7 +70,7 @@ class Program:
 
     def __init__(self, names: Names, place: Place) -> None:
         self.names, self.place = names, place
-        self.calls: list[KnownCall] = []
+        self.calls: list[Call] = []
         #: What making each call takes: the function, which is not run itself,
         #: but copies of it; its attributes from before; and its arguments,
         #: with placeholders in both.  None: it is not made here.
@@ -104,7 +104,7 @@ class Program:
                     'in attributes of links, and call partition() with an '
                     'example that reads it in its second call')
             pins[key] = Source(len(self.calls), 0)
-            self.calls.append(KnownCall(
+            self.calls.append(Call(
                 'state', outputs={0: Value(array.shape, array.dtype)},
                 pinned=chunk))
             self.takes.append(None)
@@ -274,7 +274,7 @@ class Program:
             found.array[()] if array.scalar else found.array)
 
     @contextlib.contextmanager
-    def _as_recorded(self, number: int, call: KnownCall, node: Any,
+    def _as_recorded(self, number: int, call: Call, node: Any,
                      arguments: list) -> Iterator[None]:
         """A block of the call's configuration, where its place seeds draws.
         """

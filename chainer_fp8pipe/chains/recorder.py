@@ -38,18 +38,17 @@ from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import measure, nested
 from .attributes import Names, on_copies
-from .calls import Source
+from .calls import Call, Source
 from .collectives import PATCHES, Answering
 from .deferred import place_array, set_placeholder
 from .forms import Forms, persistent_in
-from .measure import KnownCall
+from .layout import sources_in
 from .placeholder import (
     Ahead,
     PlaceholderError,
     is_placeholder,
     placeholder,
     remade,
-    sources,
     user_line,
 )
 from .program import LOCAL, Program
@@ -74,7 +73,7 @@ class Recorder:
         self.timed = False      # whether calls that are new are timed
         self._reasons: dict[str, str] = {}
         #: By configuration: calls by form, and by key (`forms`).
-        self.forms: dict[str, dict[Any, KnownCall]] = {}
+        self.forms: dict[str, dict[Any, Call]] = {}
         #: Paths of the links that are run as one call.
         self.atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if MARK in vars(link))
@@ -332,7 +331,7 @@ class _Recording(Answering):
         return tuple(results)
 
     def _new(self, key: Any, node: Any, inputs: tuple, original: Callable
-             ) -> KnownCall:
+             ) -> Call:
         """Finds out about a call what all calls with its key share."""
         forms = self._forms
         read, form = forms.read, key and key[0]
@@ -351,7 +350,7 @@ class _Recording(Answering):
             forms.owner_of, itertools.chain(attributes, *arrays))))
         for path in used:
             self._statistics.check(self._names.links[path])
-        given = [sources(nested.array_of(x)) for x in inputs]
+        given = [sources_in(x) for x in inputs]
         in_memory = self._memory
         for output, index in alike.views.items():
             in_memory[Source(number, output)] = next(
