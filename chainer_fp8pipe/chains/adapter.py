@@ -285,7 +285,7 @@ class ChainAdapter(Adapter):
             last = vars(link).get(key)
             if is_placeholder(nested.array_of(last)) and (
                     key not in link._params) and (
-                    (path, key) not in self._partition.state.read):
+                    (path, key) not in self._partition.state.kinds):
                 vars(link)[key] = chainer.Variable(
                     link.xp.asarray(value, last.dtype))
             named[f'{path}/{key}'.lstrip('/')] = value

@@ -193,11 +193,9 @@ class State:
 
     def __init__(self, links: dict[str, chainer.Link]) -> None:
         self._links = links
-        #: Attributes that a later program reads, and those with something for
-        #: each sample, or numbers that move once a batch.
-        self.read: frozenset[Attribute] = frozenset()
-        self.samples: frozenset[Attribute] = frozenset()
-        self.numbers: frozenset[Attribute] = frozenset()
+        #: Attributes that go on: with something for each sample, computed of
+        #: all samples ('together'), or numbers that move once a batch.
+        self.kinds: dict[Attribute, str] = {}
         # By step, of each micro-batch; and what the last one has left.
         self._kept: dict[str, list[dict[Attribute, Any]]] = {}
         self._left: dict[Attribute, Any] = {}
@@ -228,11 +226,11 @@ class State:
         """
         found = self._now()
         program.kept = {
-            key: found[key] for key in self.read & found.keys()
-            if any(is_placeholder(array) and array.program is program
-                   for array in nested.arrays(found[key]))}
-        for path, name in sorted(program.kept.keys() - self.samples):
-            if self._found:
+            key: value for key, value in found.items() if any(
+                is_placeholder(array) and array.program is program
+                for array in nested.arrays(value))}
+        for path, name in sorted(program.kept):
+            if self._found and self.kinds[path, name] != 'samples':
                 raise ValueError(
                     f'link {path} keeps {name!r} for the next batch, computed '
                     'of all samples together, which micro-batches would do '
@@ -250,7 +248,8 @@ class State:
             self._left = now
         else:
             self._set(self._before[0] | {
-                key: now[key] for key in self.numbers & now.keys()})
+                key: value for key, value in now.items()
+                if self.kinds[key] == 'numbers'})
 
     def put_back(self) -> None:
         """Has links keep what they did when the step began."""
@@ -267,11 +266,11 @@ class State:
 
     def _now(self) -> dict[Attribute, Any]:
         return {(path, name): _copied(vars(self._links[path])[name])
-                for path, name in self.read | self.samples | self.numbers
+                for path, name in self.kinds
                 if name in vars(self._links[path])}
 
     def _set(self, values: Mapping[Attribute, Any]) -> None:
-        for path, name in self.read | self.samples | self.numbers:
+        for path, name in self.kinds:
             own = vars(self._links[path])
             own.pop(name, None)
             if (path, name) in values:

@@ -47,7 +47,7 @@ def why_no_mean(model: Callable, args: Sequence[Any], kwargs: dict[str, Any],
     """A warning if the loss of samples is not the mean of theirs; or ''.
 
     Or if that of the same samples moves on with each call.  Also '' where the
-    model cannot be run so.  It is called nine times, 24 times more where it
+    model cannot be run so.  It is called eight times, 24 times more where it
     draws; what it changes in objects outside of its links stays changed.
     """
     every = [*args, *kwargs.values()]
@@ -60,14 +60,13 @@ def why_no_mean(model: Callable, args: Sequence[Any], kwargs: dict[str, Any],
             return model(*few[:len(args)], **dict(zip(
                 kwargs, few[len(args):], strict=True))).array, labels.found
 
-    def both(count: int) -> tuple[Any, float, int]:
-        """The loss, the mean of the first ones' and the others', and how
-        many are first."""
+    def both(count: int) -> tuple[float, float]:
+        """The loss, and the mean of the first ones' and the others'."""
         parts = [loss(part) for part in (rows[:count], rows[count:])]
         weights, _ = weights_of([labels for _, labels in parts],
                                 [count, len(rows) - count])
-        return loss(rows)[0], sum(weight * float(part) for weight, (
-            part, _) in zip(weights, parts, strict=True)) / sum(weights), count
+        return float(loss(rows)[0]), sum(weight * float(part) for weight, (
+            part, _) in zip(weights, parts, strict=True)) / sum(weights)
 
     def again() -> Any:
         """The loss in training, always with the same random numbers."""
@@ -75,40 +74,37 @@ def why_no_mean(model: Callable, args: Sequence[Any], kwargs: dict[str, Any],
         with chainer.using_config('train', True):
             return loss(rows)[0]
 
-    def alike(one: Any, other: Any) -> bool:
-        return math.isclose(one, other, abs_tol=1e-6,
-                            rel_tol=_ROUNDING[whole.dtype.itemsize])
+    def is_apart(one: float, other: float, tolerance: float = 0.) -> bool:
+        return math.isfinite(one - other) and not math.isclose(
+            one, other, abs_tol=max(tolerance, 1e-6),
+            rel_tol=_ROUNDING[dtype.itemsize])
     # Of one sample: twice the same.
     rows = _rows(every) * (1 + (len(every[0]) == 1))
+    half = len(rows) // 2
     try:
         with _ready(names, model):
             whole, later = again(), again()
-            if not alike(whole, later) and math.isfinite(whole - later):
+            dtype = whole.dtype
+            if is_apart(whole, later):
                 return _MOVES.format(len(rows), float(whole), float(later))
-            whole, mean, first = max(
-                map(both, (len(rows) // 2, 1)),
-                key=lambda one: abs(numpy.nan_to_num(float(one[0]) - one[1])))
-            is_mean = alike(whole, mean)
-            if not alike(whole, loss(rows)[0]):
-                first = len(rows) // 2
-                drawn = numpy.array([both(first)[:2] for _ in range(_DRAWS)],
-                                    float)
-                whole, mean = drawn.mean(axis=0)
-                apart = drawn[:, 0] - drawn[:, 1]
-                is_mean = abs(whole - mean) < max(
-                    _ERRORS * apart.std() / math.sqrt(_DRAWS - 1),
-                    _SHARE * abs(whole))
+            tried = {count: [both(count)] for count in (half, 1)}
+            if is_apart(tried[half][0][0], tried[1][0][0]):
+                tried = {half: [both(half) for _ in range(_DRAWS)]}
     except Exception:       # what it takes to be run has been recorded
         return ''
-    if is_mean or not math.isfinite(whole - mean):
-        return ''
-    return (f'the loss of {len(rows)} samples is {whole:.6g}, and the '
-            f'mean of the loss of {first} and of {len(rows) - first} of them, '
-            f'by samples, is {mean:.6g}: it is no mean over samples, and '
-            'micro-batches '
-            'give another gradient than one process. Train '
-            'with --micro-batches 1 (micro_batches=1) and without replicas, '
-            'or pass loss_weight= to PipelineUpdater')
+    for count, drawn in tried.items():
+        whole, mean = numpy.mean(drawn, axis=0)
+        error = numpy.std(numpy.diff(drawn)) / math.sqrt(_DRAWS - 1)
+        if is_apart(whole, mean, 0. if len(drawn) == 1 else max(
+                _ERRORS * error, _SHARE * abs(whole))):
+            return (
+                f'the loss of {len(rows)} samples is {whole:.6g}, and the '
+                f'mean of the loss of {count} and of {len(rows) - count} of '
+                f'them, by samples, is {mean:.6g}: it is no mean over samples,'
+                ' and micro-batches give another gradient than one process. '
+                'Train with --micro-batches 1 (micro_batches=1) and without '
+                'replicas, or pass loss_weight= to PipelineUpdater')
+    return ''
 
 
 def _rows(every: Sequence[Any]) -> list[int]:

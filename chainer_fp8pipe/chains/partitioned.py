@@ -87,8 +87,8 @@ class Partition:
         Also the chunks that use a parameter, for a batch after the first,
         too: an LSTM multiplies its state by some.
         """
-        recorder, state, links = self.recorder, self.state, self.names.links
-        function = self.loss_func or links['/']
+        recorder, links = self.recorder, self.names.links
+        function, read = self.loss_func or links['/'], set()
         with on_copies(links, function), recorder.placeholders():
             before = attributes(links)
             program = recorder.record(function, both)
@@ -100,38 +100,37 @@ class Partition:
             if program.kept:
                 again = recorder.record(function, both)
                 layouts.append(self.placement.layout_of(again))
-                state.read = frozenset(
-                    key for key, value in program.kept.items()
-                    if any((program, source) in again.notes.pins
-                           for source in sources_in(value)))
+                read = {key for key, value in program.kept.items()
+                        if any((program, source) in again.notes.pins
+                               for source in sources_in(value))}
         kept = {key: value for key, value in kept.items()
-                if key in state.read or not nested.arrays(value)
+                if key in read or not nested.arrays(value)
                 or not all(map(is_placeholder, nested.arrays(value)))}
         if kept:
-            state.samples, state.numbers = self._with_samples(
-                function, both, kept)
+            self.state.kinds = self._kinds(function, both, kept, read)
         users: dict[str, set[int]] = {}
         for name, chunks in itertools.chain(*[
                 layout.holders.items() for layout in layouts]):
             users.setdefault(name, set()).update(chunks)
         return program, users
 
-    def _with_samples(self, function: Callable, both: Any,
-                      kept: dict[Attribute, Any]
-                      ) -> tuple[frozenset, frozenset]:
-        """Which attributes keep something for each sample of a micro-batch.
+    def _kinds(self, function: Callable, both: Any,
+               kept: dict[Attribute, Any], read: set[Attribute]
+               ) -> dict[Attribute, str]:
+        """See :attr:`.State.kinds`; a later program reads some.
 
-        Those whose form is another one with a sample more; where forward
-        takes so many samples only, those of Chainer's links.  And the numbers
-        that are the same then, which move once a batch.
+        What is of samples has another form with a sample more; where forward
+        takes so many samples only, what Chainer's links keep is.  Numbers
+        that are the same then move once a batch.
         """
         def form(value: Any) -> Any:
             return [one.shape for one in nested.arrays(value)] or value
         (args, kwargs), links = both, self.names.links
         every = range(len((*args, *kwargs.values())[0]))
         more = [*every, 0]
-        numbers = frozenset(
-            key for key, value in kept.items() if not nested.arrays(value))
+        numbers = {key for key, value in kept.items()
+                   if not nested.arrays(value)}
+        samples = kept.keys() - numbers
         try:
             with on_copies(links, function), self.recorder.placeholders():
                 before = attributes(links)
@@ -141,26 +140,28 @@ class Partition:
                      for name, one in kwargs.items()}))
                 others = changed(links, before)
         except Exception as error:      # of any class
-            why = f'{type(error).__name__}: {error}'
+            # An argument itself is of its samples, too.
+            given = nested.arrays(both)
+            samples = {key for key in samples if type(
+                links[key[0]]).__module__.startswith('chainer.') or all(
+                    not is_placeholder(array) and any(
+                        numpy.array_equal(array, one) for one in given)
+                    for array in nested.arrays(kept[key]))}
+            for path, name in sorted(kept.keys() - numbers - samples):
+                if self.plan.micro_batches > 1:
+                    raise ValueError(
+                        f'link {path} keeps {name!r} for the next batch, and '
+                        'nobody can tell what of it is of which sample, as '
+                        f'forward takes {len(every)} samples only ('
+                        f'{type(error).__name__}: {error}); train with '
+                        'micro_batches=1 (--micro-batches 1)') from error
         else:
-            alike = frozenset(key for key in kept.keys() & others.keys()
-                              if form(kept[key]) == form(others[key]))
-            return frozenset(kept) - numbers - alike, numbers & alike
-        # An argument itself is of its samples, too.
-        given = nested.arrays(both)
-        found = frozenset(key for key in kept.keys() - numbers if type(
-            links[key[0]]).__module__.startswith('chainer.') or all(
-                not is_placeholder(array) and any(
-                    numpy.array_equal(array, one) for one in given)
-                for array in nested.arrays(kept[key])))
-        for path, name in sorted(kept.keys() - numbers - found):
-            if self.plan.micro_batches > 1:
-                raise ValueError(
-                    f'link {path} keeps {name!r} for the next batch, and '
-                    'nobody can tell what of it is of which sample, as '
-                    f'forward takes {len(every)} samples only ({why}); train '
-                    'with micro_batches=1 (--micro-batches 1)')
-        return found, numbers
+            alike = {key for key in kept.keys() & others.keys()
+                     if form(kept[key]) == form(others[key])}
+            samples, numbers = samples - alike, numbers & alike
+        return {**dict.fromkeys(read, 'together'),
+                **dict.fromkeys(samples, 'samples'),
+                **dict.fromkeys(numbers, 'numbers')}
 
     @property
     def is_whole(self) -> bool:
