@@ -26,7 +26,7 @@ from ...report.launch_protocol import is_launched, say_update
 from ..run_report import RunReport
 from ..snapshots.file import find_snapshots, iteration_of
 from ..snapshots.snapshot import Snapshot, resume
-from .launch import Refusal, say
+from .launch import Refusal, refusing, say
 
 _RETAIN = 2
 
@@ -121,13 +121,9 @@ class Additions(Originals):
                 'out, or place in the script) or version'
                 for name in sorted(others - self._seen)))
             return
-        with warnings.catch_warnings(record=True) as told:
+        with refusing(), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter('always', UserWarning)
-            try:
-                update = resume(trainer, self._comm, directory,
-                                damaged='aside')
-            except ValueError as error:     # on all ranks
-                raise Refusal(str(error)) from error
+            update = resume(trainer, self._comm, directory, damaged='aside')
         for entry in trainer._extensions.values():
             # Or Chainer's own would now be loaded over it.
             if isinstance(entry.extension, _snapshot._Snapshot):

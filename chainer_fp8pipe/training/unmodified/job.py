@@ -51,13 +51,7 @@ from ..updater import (
     show_progress_of,
 )
 from .files import Looking, Looks
-from .launch import (
-    Refusal,
-    check,
-    loss_of,
-    refusing,
-    say,
-)
+from .launch import Refusal, check, loss_of, refusing, say
 
 _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
@@ -101,15 +95,12 @@ class PipelineJob(Originals):
         self.comm, self._options, self.create = comm, options, create
         self._make_communicator = make_communicator
         self.looks = Looks(comm)
-        self.updater: Any = None    # until the script has made one
+        # Until the script has made an updater.
+        self.updater: Any = None
+        self.model: Any = None
         self._loss_func: Any = None     # None: the model gives the loss
         self._evaluates_whole = False
         self._building = contextlib.ExitStack()
-
-    @property
-    def model(self) -> Any:
-        """The model that was cut."""
-        return self.updater.get_optimizer('main').target
 
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
@@ -317,7 +308,7 @@ class PipelineJob(Originals):
         if grid.data.rank or grid.stage_index:
             # The script's loop may ask its own.
             show_progress_of(updater.get_iterator('main'), own)
-        self.updater = updater
+        self.updater, self.model = updater, model
 
 
 def _left_out(own: Any) -> Any:

@@ -26,13 +26,7 @@ from ...compat.old_names import run_path
 from ...intercept.training_objects import Originals, substituting
 from ...mpi.agreement import of_first_rank
 from ...mpi.grid import ProcessGrid
-from ...mpi.world import (
-    end_all_ranks,
-    enter_world,
-    of_the_user,
-    shown,
-    stderr,
-)
+from ...mpi.world import end_all_ranks, enter_world, of_the_user, shown, stderr
 from ...report.launch_protocol import DONE, FAILED, tell
 
 #: Seconds in which the other ranks find the same fault, if they do.
