@@ -45,7 +45,7 @@ def test_the_log_and_the_files_are_those_of_a_serial_run(
      CHAINERMN),
     (['--plan', 'plan.json'], 'plan.json has 2 stages, 3 micro-batches, 1f1b, '
      'and is of a script that creates no communicator', CHAINERMN),
-    (['--plan', 'plan.json'], 'nothing to train as a pipeline', 'print(1)')])
+    (['--plan', 'plan.json'], 'without a chainer.training', 'print(1)')])
 def test_all_ranks_refuse_together(tmp_path, before, message, script):
     """Other options, a plan that is not there, another kind of script."""
     stages(2).save(str(tmp_path / 'plan.json'))

@@ -21,6 +21,7 @@ import builtins
 import contextlib
 import functools
 import io
+import itertools
 import os
 import pathlib
 import shutil
@@ -311,9 +312,8 @@ class Looks(Files):
             else:
                 # What none has asked for is void, but where this rank only
                 # looks, and will ask when it goes on.
-                told = 0
-                while self._next(told) is not None:
-                    told += 1
+                told = next(number for number in itertools.count()
+                            if self._next(number) is None)
                 del self._heard[told * (what is None):told + 1]
             said = self._meeting.say(what)
             if None in said:

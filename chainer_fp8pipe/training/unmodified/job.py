@@ -268,8 +268,6 @@ class PipelineJob(Originals):
                 own, samples, replicas),
             updater.converter, updater.input_device)
         self._building.close()
-        chunks = (options.cut.chunks if options.cut else
-                  2 if options.schedule == 'interleaved' else 1)
         with refusing():
             agree(self.comm, decisions(
                 optimizer, options.pipeline, replicas) | {
@@ -282,16 +280,15 @@ class PipelineJob(Originals):
             partition(
                 model, example, grid, memory=options.memory,
                 micro_batches=options.micro_batches,
-                schedule=options.schedule, optimizer=optimizer, chunks=chunks,
-                plan=options.cut, loss_func=self._loss_func)
-        if self.comm.rank == 0:
-            print(model, file=sys.stderr)
-        iterator: Any = own
+                schedule=options.schedule, optimizer=optimizer,
+                chunks=None if options.cut or options.schedule != 'interleaved'
+                else 2, plan=options.cut, loss_func=self._loss_func)
+        print(model, file=sys.stderr)
         if replicas > 1:
             optimizer = chainermn.create_multi_node_optimizer(
                 optimizer, self._make_communicator(grid.data))
-            if grid.stage_index == 0:
-                iterator = Divided(own, grid.data)
+        iterator = (Divided(own, grid.data)
+                    if replicas > 1 and grid.stage_index == 0 else own)
         with preserved():   # the seed of dropout, from the script's generator
             seed = self.comm.bcast(int(numpy.random.randint(1 << 31)))
         kept = {name: getattr(updater, name) for name in (
@@ -300,9 +297,8 @@ class PipelineJob(Originals):
         with refusing():
             PipelineUpdater.__init__(
                 updater, iterator, optimizer, grid,
-                micro_batches=options.micro_batches,
-                schedule=options.schedule, converter=updater.converter,
-                seed=seed, auto_new_epoch=updater.auto_new_epoch)
+                converter=updater.converter, seed=seed,
+                auto_new_epoch=updater.auto_new_epoch)
         vars(updater).update(kept)
         updater.pipeline.reports_variables = True
         if grid.data.rank or grid.stage_index:

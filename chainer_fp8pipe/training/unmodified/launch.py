@@ -44,16 +44,14 @@ class Refusal(SystemExit):
 
 def _refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
     """Prints why, once, and ends all ranks with the exit code 2."""
+    # What has started the ranks may end all when the first one fails.
+    say(str(refusal.code), command)
     request, end = comm.Ibarrier(), time.monotonic() + _PATIENCE
     while not request.Test():
         if time.monotonic() > end:
-            end_all_ranks(
-                f'chainer_fp8pipe {command}: {refusal.code}\n', _CODE)
+            end_all_ranks(f'chainer_fp8pipe {command}: {refusal.code}\n'
+                          * (comm.rank > 0), _CODE)
         time.sleep(0.01)
-    say(str(refusal.code), command)
-    # What has started the ranks may end all when the first one fails; it has
-    # passed the line on by then.
-    comm.Barrier()
     raise SystemExit(_CODE)
 
 
