@@ -25,7 +25,6 @@ FLOAT = Cast('float32')
 @pytest.mark.parametrize('codec', CODECS)
 @on_ranks(1, 2, 3)
 def test_a_plan_of_ones_own_gives_the_mean(comm, codec):
-    """And NaN and infinity in their places."""
     made, state = make('halving', comm), CODECS[codec]()
     for sizes in [1000, 0, 2037], [1], [3]:
         found = exchange(made, state, tensors_of(comm.rank, sizes))
@@ -34,13 +33,6 @@ def test_a_plan_of_ones_own_gives_the_mean(comm, codec):
             {'fp8': .2, 'float16': 2e-3}.get(codec, 1e-6)
             * found.size ** .5)
         assert len(set(comm.allgather(found.tobytes()))) == 1
-    tensors = tensors_of(comm.rank, [50])
-    if comm.rank == comm.size - 1:
-        tensors.gradients[0][[7, 30]] = numpy.nan, -numpy.inf
-    found = exchange(made, CODECS[codec](), tensors)
-    assert numpy.isnan(found[7])
-    assert found[30] == -numpy.inf
-    assert numpy.isfinite(numpy.delete(found, [7, 30])).all()
 
 
 @pytest.mark.skipif(platform.machine() != 'x86_64',

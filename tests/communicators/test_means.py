@@ -1,5 +1,6 @@
 """The mean, with the same bits, whatever way bytes and work take."""
 import contextlib
+import os
 
 from chainer_fp8pipe.allreduce import memory
 from chainer_fp8pipe.codecs import CODECS
@@ -8,6 +9,7 @@ import numpy
 import pytest
 
 from tests.allreduce.library import refused, unbuffered
+from tests.images.processes import memory_of
 from tests.ranks import on_ranks
 
 from .helpers import (
@@ -86,11 +88,25 @@ def test_no_message_of_mpis_is_sent_inside_a_node(comm, name):
     assert len(set(comm.allgather(bits(model)))) == 1
 
 
+@pytest.mark.parametrize('case', ['none', 'unread', 'elsewhere', 'mistaken'])
 @on_ranks(2)
-def test_ranks_that_cannot_read_each_other_send_messages(comm):
+def test_ranks_that_cannot_read_each_other_send_messages(comm, case):
+    """One has none, is of another host, or a file's number is another's."""
+    process = os.getpid()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory.SharedMemory, '_open', lambda *args: 0)
-        without = bits_of_updates(make('fp8', comm), SHAPES)
+        if case == 'elsewhere':
+            patch.setattr(memory, '_machine', lambda: f'host {comm.rank}')
+        elif comm.rank and case == 'none':
+            patch.delattr(os, 'memfd_create')
+        elif comm.rank and case == 'unread':
+            patch.setattr(memory.SharedMemory, '_open', lambda *args: 0)
+        elif comm.rank:
+            patch.setattr(os, 'urandom', bytes)
+            patch.setattr(os, 'getpid', lambda: 1)
+        before = memory_of(process)
+        communicator = make('fp8', comm)
+        assert case != 'elsewhere' or memory_of(process) <= before
+        without = bits_of_updates(communicator, SHAPES)
     assert without == bits_of_updates(make('fp8', comm), SHAPES)
 
 
