@@ -68,22 +68,6 @@ class Changing(Net):
         return x
 
 
-class Recurrent(Net):
-    """A number of steps that changes."""
-
-    def __init__(self):
-        super().__init__(
-            embed=L.EmbedID(5, 8), lstm=L.StatelessLSTM(8, 8),
-            out=L.Linear(8, 3))
-
-    def forward(self, x):
-        c = h = None
-        for place in range(2 + self.step % 3):
-            word = (numpy.arange(len(x), dtype='i4') + place) % 5
-            c, h = self.lstm(c, h, self.embed(word) + x)
-        return self.out(h)
-
-
 class Lazy(Net):
     """Parameters that get their shape late, one of them in step 4."""
 
@@ -155,5 +139,4 @@ class Mixed(Net):
 
 
 NETWORKS = {cls.__name__: cls for cls in (
-    Plain, Shared, Unused, Changing, Recurrent, Lazy,
-    Bare, Forgetful, Penalty, Mixed)}
+    Plain, Shared, Unused, Changing, Lazy, Bare, Forgetful, Penalty, Mixed)}
