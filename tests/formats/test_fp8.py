@@ -44,18 +44,6 @@ def test_codes_are_those_of_the_reference(values):
                           reference.truncate(values))
 
 
-@pytest.mark.parametrize('rounding', formats.ROUNDINGS)
-@pytest.mark.parametrize(('values', 'code'), [
-    ([57345, 61440, 65504, 65520, 1e10, np.finfo(np.float32).max], 0x7B),
-    ([np.inf], 0x7C), ([0.0], 0),
-    (np.array([0x7F800001, 0x7FC00000, 0x7FFFFFFF], np.uint32).view('f4'),
-     0x7E)])     # every NaN becomes the quiet one of its sign
-def test_what_is_no_usual_number_keeps_its_sign(values, code, rounding):
-    values = np.asarray(values, np.float32)
-    assert set(encode(values, rounding=rounding)) == {code}
-    assert set(encode(-values, rounding=rounding)) == {code | 0x80}
-
-
 # --- arguments ---------------------------------------------------------------
 
 FLOATS, CODES = np.zeros(4, 'f'), np.zeros(4, 'u1')
