@@ -154,25 +154,22 @@ class Job:
         """
         for connection in self._ranks.values():
             connection.send((body.__module__, body.__qualname__, arguments))
-        failures, answered, skips = {}, set(), set()
+        failures, skips = {}, set()
+        missing = {connection: rank for rank, connection
+                   in self._ranks.items()}
         end = time.monotonic() + timeout
-        while len(answered) < len(self._ranks) and time.monotonic() < end:
-            open_ranks = [connection for rank, connection
-                          in self._ranks.items() if rank not in answered]
-            for connection in wait(open_ranks, max(end - time.monotonic(),
-                                                   0)):
-                rank = next(rank for rank, other in self._ranks.items()
-                            if other is connection)
-                answered.add(rank)
+        while missing and time.monotonic() < end:
+            for connection in wait([*missing], max(end - time.monotonic(), 0)):
+                rank = missing.pop(connection)
                 outcome, reason = _receive(connection)
                 skips.add(reason)
                 if outcome:
                     failures[rank] = outcome
                     # The others may wait for this rank for ever.
                     end = min(end, time.monotonic() + 2)
-        missing = sorted(set(self._ranks) - answered)
         if failures or missing:
-            pytest.fail(self._explain(failures, missing), pytrace=False)
+            pytest.fail(self._explain(failures, [*missing.values()]),
+                        pytrace=False)
         if len(skips) > 1:
             pytest.fail(f'ranks skip for different reasons, or some do not: '
                         f'{skips}', pytrace=False)

@@ -1,6 +1,5 @@
 """An error that one rank raises alone is an error of all, wherever it is."""
 import contextlib
-import itertools
 import threading
 
 from chainer_fp8pipe import create_communicator
@@ -20,29 +19,23 @@ from tests.ranks import on_ranks
 from ..communicators.helpers import Model, set_gradients
 from .jobs import update, warm
 
-#: What fails on one rank, by the mode of the exchange.
-ALWAYS = {
-    'gradients are looked up': (Gradients, '__init__'),
-    'replicas are compared': (drift, 'digest'),
-    'the codec starts': (Fp8Ratio, 'begin'),
-    'memory for a wire': (Exchange, 'wire'),
-    'maxima are found': (Fp8Ratio, 'propose'),
-    'maxima are there': (Fp8Ratio, 'step'),
-    'a bucket is submitted': (Engine, 'submit'),
-    'residuals are looked up': (Tensors, 'means'),
-    'a bucket is finished': (Tensors, 'conclude'),
-    'means are looked at': (Bucket, 'decode'),
-}
-PLACES = [*itertools.product((False, True), ALWAYS),
-          (False, 'gradients are written back'),
-          (False, 'it waits'), (True, 'it waits'),
-          (False, 'an interrupt'), (True, 'the rest is sent')]
-OTHERS = {
-    'gradients are written back': (Gradients, 'write_back'),
-    'it waits': (Engine, 'finish'),
-    'an interrupt': (Engine, 'finish'),
-    'the rest is sent': (Exchange, '_send_rest'),
-}
+EITHER, LATE, EARLY = (False, True), (False,), (True,)
+#: What fails on one rank, and whether with overlap.
+PLACES = {
+    'gradients are looked up': (Gradients, '__init__', EITHER),
+    'replicas are compared': (drift, 'digest', EITHER),
+    'the codec starts': (Fp8Ratio, 'begin', EITHER),
+    'memory for a wire': (Exchange, 'wire', EITHER),
+    'maxima are found': (Fp8Ratio, 'propose', EITHER),
+    'maxima are there': (Fp8Ratio, 'step', EITHER),
+    'a bucket is submitted': (Engine, 'submit', EITHER),
+    'residuals are looked up': (Tensors, 'means', EITHER),
+    'a bucket is finished': (Tensors, 'conclude', EITHER),
+    'means are looked at': (Bucket, 'decode', EITHER),
+    'gradients are written back': (Gradients, 'write_back', LATE),
+    'it waits': (Engine, 'finish', EITHER),
+    'an interrupt': (Engine, 'finish', LATE),
+    'the rest is sent': (Exchange, '_send_rest', EARLY)}
 
 
 @contextlib.contextmanager
@@ -55,7 +48,9 @@ def soon():
 
 
 @on_ranks(2, timeout=60)
-@pytest.mark.parametrize(('overlap', 'place'), PLACES, ids=str)
+@pytest.mark.parametrize(('overlap', 'place'), [
+    (overlap, place) for place, (*_, ways) in PLACES.items()
+    for overlap in ways])
 def test_every_rank_raises_where_one_fails(comm, overlap, place):
     communicator, model, optimizer = warm(
         comm, overlap, 6, warmup=0, check_every=1)
@@ -66,8 +61,7 @@ def test_every_rank_raises_where_one_fails(comm, overlap, place):
         raise error('here')
     with soon() as patch:
         if comm.rank == 1:
-            owner, name = {**ALWAYS, **OTHERS}[place]
-            patch.setattr(owner, name, fail)
+            patch.setattr(*PLACES[place][:2], fail)
 
         def updates():
             for number in range(6, 20):
