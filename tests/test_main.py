@@ -22,60 +22,46 @@ import numpy as np
 from chainer import training
 from chainer.training import extensions
 
-
-class MLP(chainer.Chain):
-    def __init__(self, n_units, n_out):
-        super(MLP, self).__init__(
-            l1=L.Linear(64, n_units), l2=L.Linear(n_units, n_out))
-
-    def __call__(self, x):
-        return self.l2(F.relu(self.l1(x)))
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--communicator', default='naive')
-    parser.add_argument('--epoch', type=int, default=2)
-    parser.add_argument('--out', default='result')
-    args = parser.parse_args()
-    comm = chainermn.create_communicator(args.communicator)
-    if comm.rank == 0:
-        print('class', type(comm).__name__, getattr(comm, 'options', ''))
-    np.random.seed(comm.rank)
-    model = L.Classifier(MLP(32, 10))
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.Adam(0.02), comm)
-    optimizer.setup(model)
-    if comm.rank == 0:
-        random = np.random.RandomState(0)
-        labels = random.randint(0, 10, 400).astype(np.int32)
-        images = np.eye(10, 64, dtype=np.float32)[labels]
-        images += 0.2 * random.rand(400, 64).astype(np.float32)
-        data = chainer.datasets.TupleDataset(images, labels)
-        train, test = chainer.datasets.split_dataset(data, 300)
-    else:
-        train, test = None, None
-    train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=0)
-    test = chainermn.scatter_dataset(test, comm, shuffle=True, seed=0)
-    train_iter = chainer.iterators.SerialIterator(train, 15)
-    test_iter = chainer.iterators.SerialIterator(
-        test, 50, repeat=False, shuffle=False)
-    updater = training.StandardUpdater(train_iter, optimizer)
-    trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
-    evaluator = extensions.Evaluator(test_iter, model)
-    trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
-    if comm.rank == 0:
-        trainer.extend(extensions.LogReport())
-        trainer.extend(extensions.PrintReport(
-            ['epoch', 'main/loss', 'validation/main/accuracy']))
-    trainer.run()
-    weights = sum(float(p.array.sum()) for p in model.params())
-    # In one piece: rank 0 may be printing a number meanwhile.
-    print('weights %d %r\\n' % (comm.rank, weights), end='')
-
-
-if __name__ == '__main__':
-    main()
+parser = argparse.ArgumentParser()
+parser.add_argument('--communicator', default='naive')
+parser.add_argument('--epoch', type=int, default=2)
+parser.add_argument('--out', default='result')
+args = parser.parse_args()
+comm = chainermn.create_communicator(args.communicator)
+if comm.rank == 0:
+    print('class', type(comm).__name__, getattr(comm, 'options', ''))
+np.random.seed(comm.rank)
+model = L.Classifier(chainer.Sequential(
+    L.Linear(64, 32), F.relu, L.Linear(32, 10)))
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.Adam(0.02), comm)
+optimizer.setup(model)
+if comm.rank == 0:
+    random = np.random.RandomState(0)
+    labels = random.randint(0, 10, 400).astype(np.int32)
+    images = np.eye(10, 64, dtype=np.float32)[labels]
+    images += 0.2 * random.rand(400, 64).astype(np.float32)
+    data = chainer.datasets.TupleDataset(images, labels)
+    train, test = chainer.datasets.split_dataset(data, 300)
+else:
+    train, test = None, None
+train = chainermn.scatter_dataset(train, comm, shuffle=True, seed=0)
+test = chainermn.scatter_dataset(test, comm, shuffle=True, seed=0)
+train_iter = chainer.iterators.SerialIterator(train, 15)
+test_iter = chainer.iterators.SerialIterator(
+    test, 50, repeat=False, shuffle=False)
+updater = training.StandardUpdater(train_iter, optimizer)
+trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
+evaluator = extensions.Evaluator(test_iter, model)
+trainer.extend(chainermn.create_multi_node_evaluator(evaluator, comm))
+if comm.rank == 0:
+    trainer.extend(extensions.LogReport())
+    trainer.extend(extensions.PrintReport(
+        ['epoch', 'main/loss', 'validation/main/accuracy']))
+trainer.run()
+weights = sum(float(p.array.sum()) for p in model.params())
+# In one piece: rank 0 may be printing a number meanwhile.
+print('weights %d %r\\n' % (comm.rank, weights), end='')
 '''
 
 

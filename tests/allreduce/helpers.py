@@ -3,7 +3,7 @@ from chainer_fp8pipe.allreduce.aggregator import Aggregated, WorkerComm, serve
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.allreduce.mpi_op import MpiOp
 from chainer_fp8pipe.allreduce.plan import Framing, plan_of
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import Tensors
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
@@ -12,10 +12,6 @@ from mpi4py import MPI
 from benchmarks.codec_updates import begin
 
 from .plans import TABLE
-
-CODECS = {'float32': lambda: Cast('float32').init(),
-          'float16': lambda: Cast('float16').init(),
-          'fp8': lambda: Fp8Ratio(period=1).init()}
 
 
 def tensors_of(rank, sizes, seed=0, grain=1):
