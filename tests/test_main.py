@@ -65,43 +65,31 @@ print('weights %d %r\\n' % (comm.rank, weights), end='')
 '''
 
 
-def run(ranks, folder, script, *before, after=()):
+def run(ranks, folder, script, *options):
     (folder / 'train.py').write_text(script)
-    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *before,
-                      'train.py', *after, cwd=folder)
+    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *options,
+                      'train.py', cwd=folder)
 
 
-def check_training(done, folder):
-    assert done.returncode == 0, done.stderr
-    weights = re.findall(r'weights \d (-?[\d.e+-]+)', done.stdout)
-    assert len(weights) == 2
-    assert len(set(weights)) == 1
-    # Not from what is printed: another rank may print into the line.
-    log = json.loads((folder / 'result' / 'log').read_text())
-    assert log[8]['validation/main/accuracy'] > 0.5     # chance is 0.1
-
-
-@pytest.mark.parametrize('name', [
-    'fp8', *(pytest.param(name, marks=pytest.mark.slow)
-             for name in ('fp8_paper', 'float16'))])
-def test_the_script_trains_with_the_communicator_of_the_command_line(
-        tmp_path, name):
-    done = run(2, tmp_path, SCRIPT, '--communicator', name, *(
-        ['--warmup', '3'] if 'fp8' in name else []), after=['--epoch', '9'])
-    check_training(done, tmp_path)
-    assert 'class CodecCommunicator' in done.stdout
-    if 'fp8' in name:
-        assert 'warmup=3' in done.stdout
-    assert f"'{name}' in place of 'naive'" in done.stderr
-
-
+@pytest.mark.parametrize(('options', 'given', 'made'), [
+    ('', '', 'NaiveCommunicator'),
+    ('', '--communicator fp8', 'CodecCommunicator'),
+    ('--communicator fp8 --warmup 3', '', 'CodecCommunicator.*warmup=3'),
+    *(pytest.param(f'--communicator {name}', '', 'CodecCommunicator',
+                   marks=pytest.mark.slow)
+      for name in ('fp8_paper', 'float16'))])
 @on_ranks(2)
-def test_without_communicator_the_script_chooses(comm, tmp_path):
-    for given, made in ([], 'Naive'), (['--communicator', 'fp8'], 'Codec'):
-        done = run_here(comm, tmp_path, SCRIPT,
-                        arguments=['--epoch', '9', *given])
-        check_training(done, tmp_path)
-        assert f'class {made}Communicator' in done.stdout
+def test_the_script_or_the_command_line_chooses_the_communicator(
+        comm, tmp_path, options, given, made):
+    done = run_here(comm, tmp_path, SCRIPT, *options.split(),
+                    arguments=['--epoch', '9', *given.split()])
+    assert done.returncode == 0, done.stderr
+    first, second = re.findall(r'weights \d (-?[\d.e+-]+)', done.stdout)
+    assert first == second
+    log = json.loads((tmp_path / 'result' / 'log').read_text())
+    assert log[8]['validation/main/accuracy'] > 0.5     # chance is 0.1
+    assert re.search(f'class {made}', done.stdout)
+    assert bool(options) == ("' in place of 'naive'" in done.stderr)
 
 
 _COMM = "import chainermn\ncomm = chainermn.create_communicator('naive')\n"

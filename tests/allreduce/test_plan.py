@@ -17,14 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from .helpers import plan as usual
 from .plans import TABLE, Report, Wrong
-
-
-def usual_plan(row, ranks):
-    """A row's plan for so many hosts of one rank, with usual options."""
-    usual = {'shape': (0, 0), 'aggregators': 1}
-    return row.plan([[rank] for rank in range(ranks)], **{
-        option: usual[option] for option in row.options})
 
 
 @st.composite
@@ -38,8 +32,8 @@ def plans(draw, ranks=16):
     if kind == 'torus':
         return torus2d(rows, columns)
     servers = draw(st.integers(0, ranks - rows * columns))
-    outer = (aggregator(columns, servers) if servers else usual_plan(draw(
-        st.sampled_from([row for row in TABLE.values() if row.plan
+    outer = (aggregator(columns, servers) if servers else usual(draw(
+        st.sampled_from([name for name, row in TABLE.items() if row.plan
                          and row.two_level and not row.has_servers])
         ), columns))
     inner = draw(st.sampled_from([direct, ring]))(rows)
@@ -60,8 +54,8 @@ def simple(draw, ranks):
     if row.has_servers and ranks > 1:
         workers = draw(st.integers(1, ranks - 1))
         return aggregator(workers, draw(st.integers(1, ranks - workers)))
-    return usual_plan(row.has_servers and TABLE['direct'] or row,
-                      draw(st.integers(1, ranks)))
+    return usual('direct' if row.has_servers else row.name,
+                 draw(st.integers(1, ranks)))
 
 
 @settings(max_examples=150)

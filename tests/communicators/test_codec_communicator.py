@@ -27,8 +27,6 @@ from .helpers import (
     set_gradients,
 )
 
-NAMES = [*CODECS]
-
 
 @pytest.mark.parametrize(('name', 'tolerance'), [('float32', 0), ('fp8', .9)])
 @on_ranks(2)
@@ -69,7 +67,7 @@ def test_each_update_of_chainermns_optimizer_is_counted(comm, name):
             optimizer.update()
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', CODECS)
 @on_ranks(1, 2)
 def test_what_is_not_there_is_zero_or_left_alone(comm, name):
     """A gradient, a parameter that is not initialised, all of a model."""
@@ -95,7 +93,7 @@ def test_what_is_not_there_is_zero_or_left_alone(comm, name):
 
 # --- as a ChainerMN communicator -------------------------------------------
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', CODECS)
 @on_ranks(2)
 def test_chainermns_optimizer_trains_as_serial_training_does(comm, name):
     communicator = make(name, comm)
