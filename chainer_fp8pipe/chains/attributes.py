@@ -69,14 +69,11 @@ def _copies(links: Mapping[str, chainer.Link], others: Iterable[dict] = ()
             ) -> tuple[list[dict[str, Any]], list[Any]]:
     """Copies of the variables of links and others; all that was copied."""
     found = [dict(vars(link)) for link in links.values()]
-    values = [value for own in found for value in own.values()]
     # Those behind NumPy's and Python's functions, which a pass seeds anew.
     memo: dict[int, Any] = {id(one): one for one in (
         numpy.random.mtrand._rand, vars(random)['_inst'], *links.values())}
     # What cannot be written to may be large: a file in memory, say.
-    memo.update((id(leaf), leaf) for value in values
-                for leaf in ([value] if isinstance(value, chainer.Variable)
-                             else nested.leaves(value)[0])
+    memo.update((id(leaf), leaf) for leaf in nested.leaves(found)[0]
                 if isinstance(leaf, (chainer.Variable, nested.Dataless))
                 or not getattr(leaf.flags, 'writeable', True))
     memo.update((id(value), copy.copy(value)) for own in others
@@ -152,23 +149,19 @@ class Names:
         #: How many links have a parameter, one with two paths counted twice.
         self.times: collections.Counter[str] = collections.Counter()
         self._of: dict[int, str] = {}
-        links = list(model.namedlinks())
-        for name, link in links:
-            if self._of.setdefault(id(link), name) == name:
-                self.links[name] = link
+        self.reporter = chainer.Reporter()
         # model.namedparams() of a partitioned model has this rank's only.
-        for path, link in self.links.items():
+        for path, link in model.namedlinks():
+            if self._of.setdefault(id(link), path) == path:
+                self.links[path] = link
+                self.reporter.add_observer(path + OBSERVER[:-1], link)
             for name in sorted(link._params):
                 parameter = getattr(link, name)
                 full = f'{path.rstrip("/")}/{name}'
-                if self._of.setdefault(id(parameter), full) == full:
+                known = self._of.setdefault(id(parameter), full)
+                self.times[known] += 1
+                if known == full:
                     self.parameters[full] = parameter
-        self.reporter = chainer.Reporter()
-        for path, link in self.links.items():
-            self.reporter.add_observer(path + OBSERVER[:-1], link)
-        for _, link in links:
-            self.times.update(self._of[id(getattr(link, name))]
-                              for name in link._params)
 
     def of(self, thing: Any) -> str | None:
         """The path of a link or parameter; None: not of this model."""

@@ -53,12 +53,11 @@ def why_no_mean(model: Callable, args: Sequence[Any], kwargs: dict[str, Any],
     every = [*args, *kwargs.values()]
 
     def loss(rows: list[int]) -> tuple[Any, list[tuple[int, int]]]:
-        few = [nested.taken(one, rows) for one in every]     # copies
+        few, named = nested.taken((args, kwargs), rows)
         labels = _Labels()
         state.put_back()
         with intercepting(labels):
-            return model(*few[:len(args)], **dict(zip(
-                kwargs, few[len(args):], strict=True))).array, labels.found
+            return model(*few, **named).array, labels.found
 
     def both(count: int) -> tuple[float, float]:
         """The loss, and the mean of the first ones' and the others'."""

@@ -142,13 +142,11 @@ def _refuse_looks(node: Any, inputs: tuple, original: Callable,
             return              # 1 is no index
     apart = [what for what, value in found[0].items()
              if value != found[1].get(what)]
-    if not links and (apart or not outs):
-        raise looked_at(one, f'the form of what {node.label} gives')
-    if apart:
+    if apart or not (links or outs):
         raise PlaceholderError(
-            f'{user_line()}: {apart[0]} depends on data that other ranks '
-            'have not got. Return or keep a variable or an array, or '
-            'mark a function around its use, too: '
+            f'{user_line()}: {[*apart, *found[0]][0]} depends on data that '
+            'other ranks have not got. Return or keep a variable or an array, '
+            'or mark a function around its use, too: '
             'chainer_fp8pipe.atomic(function)')
 
 

@@ -52,10 +52,13 @@ def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
     return batch if isinstance(batch, tuple) else (batch,), {}
 
 
-def taken(batch: Any, rows: Sequence[int]) -> Any:
-    """Some samples of an array, or of a list with an item for each."""
-    return batch[rows] if hasattr(batch, 'shape') else [
-        batch[row] for row in rows]
+def taken(both: Any, rows: Sequence[int]) -> tuple[list, dict[str, Any]]:
+    """Arguments, by place and by name, with copies of some samples only."""
+    def of(column: Any) -> Any:     # an array, or a list of samples
+        return column[rows] if hasattr(column, 'shape') else [
+            column[row] for row in rows]
+    args, kwargs = both
+    return [*map(of, args)], {name: of(one) for name, one in kwargs.items()}
 
 
 def array_of(value: Any) -> Any:

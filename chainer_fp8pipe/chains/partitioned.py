@@ -134,10 +134,7 @@ class Partition:
         try:
             with on_copies(links, function), self.recorder.placeholders():
                 before = attributes(links)
-                self.recorder.record(function, (
-                    [nested.taken(one, more) for one in args],
-                    {name: nested.taken(one, more)
-                     for name, one in kwargs.items()}))
+                self.recorder.record(function, nested.taken(both, more))
                 others = changed(links, before)
         except Exception as error:      # of any class
             # An argument itself is of its samples, too.

@@ -251,9 +251,7 @@ class _Recording(Answering):
 
     #: Records a function of NumPy's, or an operator, of placeholders.
     compute = staticmethod(functools.partial(call_whole, of=ArrayCall))
-
-    def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
-        return call_whole(function, args, kwargs)
+    call_whole: Any = staticmethod(call_whole)
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         """Leaves a placeholder of a parameter of the model's."""
