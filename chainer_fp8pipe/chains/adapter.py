@@ -206,7 +206,7 @@ class ChainAdapter(Adapter):
             self.weights = self._given
         else:
             self.weights, self.unit = weights_of(
-                [one.notes.labels for one in self.programs], self._sizes,
+                [one.labels for one in self.programs], self._sizes,
                 self._grid.replicas if self._step == 'train' else 1)
         return self.weights
 
@@ -216,7 +216,7 @@ class ChainAdapter(Adapter):
 
     def _recorded(self) -> list[Any]:
         return [(one.layout.digest, zlib.crc32(
-            repr(one.notes.numbers).encode())) for one in self.programs]
+            repr(one.numbers).encode())) for one in self.programs]
 
     def _record(self, count: int) -> None:
         """Records so many of the micro-batches that wait."""

@@ -101,7 +101,7 @@ class Partition:
                 again = recorder.record(function, both)
                 layouts.append(self.placement.layout_of(again))
                 read = {key for key, value in program.kept.items()
-                        if any((program, source) in again.notes.pins
+                        if any((program, source) in again.pins
                                for source in sources_in(value))}
         kept = {key: value for key, value in kept.items()
                 if key in read or not nested.arrays(value)
