@@ -101,11 +101,10 @@ class Recorder:
     def example(self, run: Callable, both: Any = ((), {}),
                 place: Place = NOWHERE) -> Program:
         """The same, which leaves links as before, and finds what looks."""
-        names, shaped = self.names, len(self.names.shaped)
         while True:
-            one = _Recording(self, place)
             try:
-                with on_copies(names.links, run):
+                with on_copies(self.names.links, run), self.placeholders():
+                    one = _Recording(self, place)
                     return one.record(run, both)
             except PlaceholderError as error:
                 found = next((name for name in reversed(one.looking)
@@ -115,9 +114,6 @@ class Recorder:
                 self.atomic |= {found}
                 self.forms = {}
                 self._reasons[found] = str(error)
-                for name in names.shaped[shaped:]:
-                    place_array(names.parameters[name], None)
-                del names.shaped[shaped:]
 
     @contextlib.contextmanager
     def placeholders(self) -> Iterator[None]:
@@ -419,8 +415,7 @@ def record_example(recorder: Recorder, run: Callable, timed: bool,
     """
     recorder.timed = timed
     with chainer.using_config('train', True), \
-            chainer.using_config('enable_backprop', True), preserved(), \
-            recorder.placeholders():
+            chainer.using_config('enable_backprop', True), preserved():
         program = recorder.example(run, both)
     recorder.timed = False
     return program
