@@ -98,10 +98,8 @@ class Files:
             for owner, name in owners if self._comm.size > 1 else ():
                 stack.enter_context(Patch(owner, name, functools.partial(
                     self._call, name)))
-            try:
-                yield
-            finally:
-                self.close()
+            stack.callback(self.close)
+            yield
 
     def close(self) -> None:
         """No rank waits for rank 0's script any more."""

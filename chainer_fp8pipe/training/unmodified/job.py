@@ -105,8 +105,7 @@ class PipelineJob(Originals):
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
         """A block for the script, in which it says everything once."""
-        with self.looks.script(), self._building, (
-                fetching.set_to(None)):
+        with self.looks.script(), self._building, fetching.set_to(None):
             self._building.enter_context(creating(Deferral()))
             yield
 
