@@ -164,10 +164,12 @@ class _Code:
             try:
                 sys._getframe(1)
             except ValueError:
+                line = f'{_failed()}SystemExit: ' + str(found).partition(
+                    '\n')[0]
                 if isinstance(found, int):
                     time.sleep(_LAST_WORDS)
-                    end_all_ranks('', found)
-                end_all_ranks(f'{found}\n', 1)
+                    end_all_ranks('', found, line)
+                end_all_ranks(f'{found}\n', 1, line)
         return found
 
     def __set__(self, error: Any, value: Any) -> None:
@@ -240,12 +242,18 @@ _end, _code = _End(), _Code()
 
 def fail_all(error: BaseException, text: str) -> None:
     """Ends all ranks by an exception of this one, which is printed so."""
-    who, line = 'rank {} of {}'.format(*_place()), ''
+    line = ''
     with contextlib.suppress(Exception):    # of what prints it
-        line = f'{FAILED}{who}: ' + next(
+        line = _failed() + next(
             line for part in traceback.format_exception_only(error)
             for line in part.splitlines() if line[:1].strip())
-    end_all_ranks(f'\n{who} failed, ending all:\n{text}', 1, line)
+    end_all_ranks('\nrank {} of {} failed, ending all:\n'.format(*_place())
+                  + text, 1, line)
+
+
+def _failed() -> str:
+    """Begins the line that tells a launcher of this rank's failure."""
+    return FAILED + 'rank {} of {}: '.format(*_place())
 
 
 def _place() -> tuple[int, int]:

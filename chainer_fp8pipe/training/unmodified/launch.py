@@ -27,7 +27,7 @@ from ...intercept.training_objects import Originals, substituting
 from ...mpi.agreement import of_first_rank
 from ...mpi.grid import ProcessGrid
 from ...mpi.world import end_all_ranks, enter_world, of_the_user, shown, stderr
-from ...report.launch_protocol import DONE, FAILED, tell
+from ...report.launch_protocol import DONE, tell
 
 #: Seconds in which the other ranks find the same fault, if they do.
 _PATIENCE = 10.0
@@ -193,14 +193,6 @@ def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
     except SystemExit as exit:
         if exit.code in (None, 0):
             tell(DONE)
-        elif MPI.COMM_WORLD.size > 1:
-            # The other ranks may be waiting for this one.
-            code, world = exit.code, MPI.COMM_WORLD
-            text = '' if isinstance(code, int) else f'{code}\n'
-            end_all_ranks(
-                text, code if isinstance(code, int) else 1,
-                f'{FAILED}rank {world.rank} of {world.size}: SystemExit: '
-                + str(code).partition('\n')[0])
         raise
 
 
