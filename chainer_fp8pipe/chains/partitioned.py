@@ -56,7 +56,7 @@ class Partition:
         self.plan, self.grid, self.loss_func = plan, grid, loss_func
         self.placement = Placement(self.names, plan, grid)
         self.state = State(self.names.links)
-        program, users = self._of_example(example)
+        program, later = self._of_example(example)
         layout, calls = program.layout, program.calls
         for chunk in {*range(len(plan.cuts) + 1)}.difference(layout.chunks):
             raise ValueError(
@@ -72,47 +72,49 @@ class Partition:
                     'be sent to another rank; return numbers, or mark a '
                     'function around what reads them: '
                     'chainer_fp8pipe.atomic(function)')
+        first, other = layout.holders, later.layout.holders
         self.placement.place({
             name: tuple(sorted(
-                users.get(name) or [homes.get(name, len(plan.cuts))],
+                {*first.get(name, ()), *other.get(name, ())}
+                or [homes.get(name, len(plan.cuts))],
                 key=lambda chunk: chunk % plan.stages))
             for name in self.names.parameters})
         hold(self)
         OPTIMIZERS.hold(self)
 
-    def _of_example(self, both: Any
-                    ) -> tuple[Program, dict[str, set[int]]]:
-        """The program of an example; notes which state links go on from.
+    def _of_example(self, both: Any) -> tuple[Program, Program]:
+        """The program of an example, and of a batch after it.
 
-        Also the chunks that use a parameter, for a batch after the first,
-        too: an LSTM multiplies its state by some.
+        An LSTM multiplies its state by parameters that the first does not
+        use.  Notes which state links go on from.
         """
-        recorder, links = self.recorder, self.names.links
-        function, read = self.loss_func or links['/'], set()
-        with on_copies(links, function), recorder.placeholders():
-            before = attributes(links)
-            program = recorder.record(function, both)
-            kept = changed(links, before)
-            program.kept = {key: value for key, value in kept.items()
-                            if any(map(is_placeholder, nested.arrays(value)))}
-            program.settle(self.placement.layout_of(program), ())
-            layouts = [program.layout]
-            if program.kept:
-                again = recorder.record(function, both)
-                layouts.append(self.placement.layout_of(again))
-                read = {key for key, value in program.kept.items()
-                        if any((program, source) in again.pins
-                               for source in sources_in(value))}
+        links = self.names.links
+        function = self.loss_func or links['/']
+        with on_copies(links, function), self.recorder.placeholders():
+            program, kept = self._recorded(function, both)
+            later, _ = (self._recorded(function, both) if program.kept
+                        else (program, {}))
+        read = {key for key, value in program.kept.items()
+                if any((program, source) in later.pins
+                       for source in sources_in(value))}
         kept = {key: value for key, value in kept.items()
                 if key in read or not nested.arrays(value)
                 or not all(map(is_placeholder, nested.arrays(value)))}
         if kept:
             self.state.kinds = self._kinds(function, both, kept, read)
-        users: dict[str, set[int]] = {}
-        for name, chunks in itertools.chain(*[
-                layout.holders.items() for layout in layouts]):
-            users.setdefault(name, set()).update(chunks)
-        return program, users
+        return program, later
+
+    def _recorded(self, function: Callable, both: Any
+                  ) -> tuple[Program, dict[Attribute, Any]]:
+        """A program, and the attributes that it has changed."""
+        links = self.names.links
+        before = attributes(links)
+        program = self.recorder.record(function, both)
+        found = changed(links, before)
+        program.kept = {key: value for key, value in found.items()
+                        if any(map(is_placeholder, nested.arrays(value)))}
+        program.settle(self.placement.layout_of(program), ())
+        return program, found
 
     def _kinds(self, function: Callable, both: Any,
                kept: dict[Attribute, Any], read: set[Attribute]
@@ -126,16 +128,14 @@ class Partition:
         def form(value: Any) -> Any:
             return [one.shape for one in nested.arrays(value)] or value
         (args, kwargs), links = both, self.names.links
-        every = range(len((*args, *kwargs.values())[0]))
-        more = [*every, 0]
+        count = len((*args, *kwargs.values())[0])
+        more = [*range(count), 0]
         numbers = {key for key, value in kept.items()
                    if not nested.arrays(value)}
         samples = kept.keys() - numbers
         try:
             with on_copies(links, function), self.recorder.placeholders():
-                before = attributes(links)
-                self.recorder.record(function, nested.taken(both, more))
-                others = changed(links, before)
+                _, others = self._recorded(function, nested.taken(both, more))
         except Exception as error:      # of any class
             # An argument itself is of its samples, too.
             given = nested.arrays(both)
@@ -149,7 +149,7 @@ class Partition:
                     raise ValueError(
                         f'link {path} keeps {name!r} for the next batch, and '
                         'nobody can tell what of it is of which sample, as '
-                        f'forward takes {len(every)} samples only ('
+                        f'forward takes {count} samples only ('
                         f'{type(error).__name__}: {error}); train with '
                         'micro_batches=1 (--micro-batches 1)') from error
         else:
