@@ -23,23 +23,17 @@ class Layout:
     """The chunk of each call of a program, and what chunks send.
 
     Args:
-        calls: Of the program.
+        program: Its calls, and what it returns, reports and keeps.
         order: Of the plan.
         cuts: The first position of each chunk but the first one.
-        results: Values that the last chunk must have: the loss.
         homes: Chunks for some calls, by number, which override the cuts; a
             call with an input on a later chunk still runs on that chunk.
-        reports: Reported values, by name.
-        kept: Values that a later program may read.
     """
 
-    def __init__(self, calls: Sequence[Any], order: Order,
+    def __init__(self, program: Any, order: Order,
                  cuts: Sequence[tuple[int, ...]],
-                 results: Sequence[Source] = (),
-                 homes: Mapping[int, int] | None = None,
-                 reports: Mapping[str, Any] | None = None,
-                 kept: Sequence[Source] = ()) -> None:
-        homes = homes or {}
+                 homes: Mapping[int, int] = {}) -> None:
+        calls, results = program.calls, sources_in(program.result)
         chunks: list[int] = []
         # No call may be later than what reads it and has a home.
         latest = [homes.get(number, len(cuts))
@@ -76,10 +70,10 @@ class Layout:
         #: the way from an earlier to a later chunk; for the last one what the
         #: result is made of.
         self.incoming = ((), *crossing)
-        self.outgoing = (*crossing, tuple(results))
+        self.outgoing = (*crossing, results)
         # What no later call of the chunk reads, and nobody at its end.
-        later = [{*one, *results, *kept, *sources_in(list(
-            (reports or {}).values()))} for one in self.outgoing]
+        read = {*results, *sources_in([program.reports, program.kept])}
+        later = [read.union(one) for one in self.outgoing]
         unread: list[set[Source]] = []
         for number in reversed(range(len(calls))):
             after = later[self.chunks[number]]
@@ -92,7 +86,7 @@ class Layout:
         self.reporters = {
             name: max([self.chunks[source.call] for source
                        in sources_in(value)], default=len(cuts))
-            for name, value in (reports or {}).items()}
+            for name, value in program.reports.items()}
         #: The same on ranks with the same calls in the same places.
         self.digest = digest({
             'chunks': repr(self.chunks), 'reports': repr(sorted(

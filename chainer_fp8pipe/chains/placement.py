@@ -18,7 +18,7 @@ from ..mpi.waiting import wait_until
 from . import nested
 from .attributes import Names
 from .deferred import Drawing, draw, settle, take_away
-from .layout import Layout, sources_in
+from .layout import Layout
 from .measure import PLAIN
 from .placeholder import is_placeholder
 from .plan import PartitionPlan
@@ -67,12 +67,9 @@ class Placement:
                  for name in (*call.whole, *call.reads)]
 
         def made() -> Layout:
-            return Layout(
-                program.calls, self._plan.order, self._plan.cuts,
-                sources_in(program.result), {
-                    number: self.keepers[name] for number, name in links
-                    if name in self.keepers}, program.reports,
-                sources_in(list(program.kept.values())))
+            return Layout(program, self._plan.order, self._plan.cuts, {
+                number: self.keepers[name] for number, name in links
+                if name in self.keepers})
         known, layout = set(self.keepers), made()
         for call, chunk in zip(program.calls, layout.chunks, strict=True):
             for name in set(call.whole) - known:

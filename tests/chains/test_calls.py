@@ -16,6 +16,7 @@ from tests.chains.traces import (
     PARAMETERS,
     few,
     going_on,
+    program_of,
     stacked,
 )
 
@@ -48,7 +49,7 @@ def test_calls_values_and_parameters_are_where_the_cuts_say(given, data):
              for output in call.outputs]
     some = st.lists(st.sampled_from(every), max_size=3)
     wanted = data.draw(some)
-    found = Layout(calls, order, cuts, wanted)
+    found = Layout(program_of(calls, wanted), order, cuts)
     stages = found.chunks
     check_direction(calls, stages)
     pins = [call.pinned for call in calls]
@@ -87,10 +88,11 @@ def test_a_call_with_a_home_is_there(given, data):
         return
     number = data.draw(st.integers(0, len(calls) - 1))
     home = data.draw(st.integers(0, len(cuts)))
-    stages = Layout(calls, order, cuts, homes={number: home}).chunks
+    stages = Layout(
+        program_of(calls), order, cuts, {number: home}).chunks
     assert stages[number] == home
     check_direction(calls, stages)
-    now = Layout(calls, order, cuts)
+    now = Layout(program_of(calls), order, cuts)
     if now.chunks[number] == home:
         assert stages == now.chunks
 
@@ -124,7 +126,7 @@ def test_a_recurrent_model_is_cut_between_layers_for_any_length(steps,
     cuts = [Position(order.index((f'/{layer}/upward/W',)), 0)
             for layer in (1, 3)]
     calls = stacked(4, steps, lateral)
-    stages = Layout(calls, order, cuts).chunks
+    stages = Layout(program_of(calls), order, cuts).chunks
     assert [(int(call.link[1:]), stage) for call, stage
             in zip(calls, stages, strict=True) if call.name == 'lstm'] == [
                 (0, 0), (1, 1), (2, 1), (3, 2)] * steps

@@ -30,7 +30,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.chains.traces import PARAMETERS, chain, few, stacked, traces
+from tests.chains.traces import (
+    PARAMETERS,
+    chain,
+    few,
+    program_of,
+    stacked,
+    traces,
+)
 
 
 def intervals_of(calls, parameters=PARAMETERS, cuts=None):
@@ -269,7 +276,7 @@ def test_an_interval_costs_what_its_calls_do(calls, data):
                 for index in range(whole.count)] == pytest.approx([
                     getattr(found, name)[start, end] for start, end in
                     itertools.pairwise((0, *ends, found.count))])
-    run = Layout(calls, order_of(calls), cuts)
+    run = Layout(program_of(calls), order_of(calls), cuts)
     assert run.chunks == tuple(bisect.bisect_right(ends, atom)
                                for atom in atoms)
     assert [nbytes(calls, values) for values in run.outgoing[:-1]] == [

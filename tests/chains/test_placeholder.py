@@ -7,7 +7,7 @@ import tracemalloc
 import types
 
 from chainer_fp8pipe.chains.attributes import Names
-from chainer_fp8pipe.chains.layout import Layout, sources_in
+from chainer_fp8pipe.chains.layout import Layout
 from chainer_fp8pipe.chains.placeholder import (
     PlaceholderError,
     is_placeholder,
@@ -79,8 +79,7 @@ def recorded(net):
 def test_numpy_on_placeholders_is_numpy_on_the_values_later(name):
     net = Net(OPERATIONS[name])
     expected, program = net(), recorded(net)
-    program.settle(Layout(program.calls, (), (), sources_in(
-        program.result)), [0])
+    program.settle(Layout(program, (), ()), [0])
     found, = program.run(0, (), '', BatchStatistics())[1]
     assert is_placeholder(program.result)
     assert (program.result.shape, program.result.dtype) == (

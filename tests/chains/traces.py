@@ -1,5 +1,8 @@
 """Traces of models that nobody wrote, and what can be said of any."""
+import types
+
 from chainer_fp8pipe.chains.calls import Call, Source, Value
+from chainer_fp8pipe.chains.placeholder import placeholder
 
 import numpy
 from hypothesis import HealthCheck, settings
@@ -17,6 +20,13 @@ PARAMETERS = {
     f'/{link}/{name}': Value((size,), _FLOAT)
     for link, size in enumerate((300, 1, 50, 4000))
     for name in ('W', 'b')}
+
+
+def program_of(calls, results=()):
+    """What a layout reads of a program."""
+    return types.SimpleNamespace(
+        calls=calls, reports={}, kept={},
+        result=[placeholder((), 'f', source) for source in results])
 
 
 @st.composite
