@@ -333,9 +333,9 @@ def _host(array: Any) -> numpy.ndarray:
 def check_result(result: Any) -> None:
     """Raises ValueError if what a model has returned is no loss."""
     if not isinstance(result, chainer.Variable) or result.size != 1:
-        what = (f'variable of shape {result.shape}' if isinstance(
-            result, chainer.Variable) else type(result).__name__)
         raise ValueError(
-            f'the model returned a {what}; called with a batch, it must '
-            'return its loss, a scalar variable, as chainer.links.Classifier '
-            'does, or be cut with partition(..., loss_func=)')
+            f'the model returned {type(result).__name__} of shape '
+            f'{getattr(result, "shape", "unknown")}; called with a batch, it '
+            'must return its loss, a scalar variable, as '
+            'chainer.links.Classifier does, or be cut with '
+            'partition(..., loss_func=)')

@@ -31,8 +31,8 @@ _REFUSED = (
 class Answering(Interceptor):
     """Answers operations in a recorded pass."""
 
-    #: Knows the ranks over which the model is to be cut.
-    recorder: Any
+    #: The ranks over which the model is to be cut.
+    pipeline: Any = None
 
     def communicate(self, name: str, comm: Any,
                     answer: Callable[[], Any] | None,
@@ -50,7 +50,7 @@ class Answering(Interceptor):
                 'of these only MultiNodeBatchNormalization and '
                 'GroupedBatchNormalization can be cut. Average over replicas '
                 'outside of the model')
-        pipeline = self.recorder.pipeline or MPI.COMM_SELF
+        pipeline = self.pipeline or MPI.COMM_SELF
         if MPI.Group.Intersection(comm.group, pipeline.group).size > 1:
             raise ValueError(
                 f'{user_line()}: a batch normalisation over several stages of '

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -120,9 +119,7 @@ def _rows(every: Sequence[Any]) -> list[int]:
 class _Labels(SeesLabels, Answering):
     """Counts labels of losses."""
 
-    # Another replica may have a batch that it does not compare.
-    recorder = types.SimpleNamespace(pipeline=None)
-
+    # It knows no pipeline: another replica may not compare its batch.
     def __init__(self) -> None:
         self.found: list[tuple[int, int]] = []
 

@@ -167,7 +167,8 @@ class _Inside(SeesLabels, Answering):
     """
 
     def __init__(self, recorder: Any, stack: contextlib.ExitStack) -> None:
-        self.recorder, self._stack = recorder, stack
+        self.recorder, self.pipeline = recorder, recorder.pipeline
+        self._stack = stack
         self.seen: set[str] = set()             # paths of parameters
         self._ignored: list[tuple[int, Any]] = []
 

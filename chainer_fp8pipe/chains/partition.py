@@ -27,7 +27,6 @@ from .cuts import CutProblem, Intervals, search
 from .deferred import place_array
 from .measure import optimizer_arrays
 from .partitioned import Partition, PartitionedChain
-from .placeholder import is_placeholder
 from .placement import together
 from .plan import PartitionPlan
 from .program import Program
@@ -103,11 +102,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     agree(grid.comm, {}, '' if has_plan or plan is None else
           'a plan is given on this rank, and none on rank 0, whose plan '
           'counts; pass plan= on rank 0, or on all ranks')
-    shapeless = [parameter for parameter in model.params()
-                 if parameter._data[0] is None]
+    names = together(grid.comm, lambda: Names(model))
     try:
         both = nested.arguments_of(example)
-        recorder, program = _recorded(model, loss_func or model, both, grid)
+        recorder, program = _recorded(names, loss_func or model, both, grid)
         found = of_first_rank(grid.comm, lambda: _plan(
             recorder, program, plan, options, problem))
         kind: Any = type(model)
@@ -119,9 +117,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
                     '__qualname__': kind.__qualname__})))
         part.placement.distribute()
     except BaseException:       # a later forward pass must draw as usual
-        for parameter in shapeless:
-            if is_placeholder(parameter._data[0]):
-                place_array(parameter, None)
+        for name in names.shaped:
+            place_array(names.parameters[name], None)
         raise
     model.partition, model.__class__ = part, made
     return model
@@ -163,11 +160,9 @@ def _problem(model: Any, stages: int, memory: Any, recompute: Any,
         problem, micro_batches=steps.micro_batches, chunks=steps.chunks)
 
 
-def _recorded(model: Any, function: Callable, both: Any, grid: ProcessGrid
+def _recorded(names: Names, function: Callable, both: Any, grid: ProcessGrid
               ) -> tuple[Recorder, Program]:
     """The recorder, and the example's program."""
-    names = together(grid.comm, lambda: Names(model))
-
     def record() -> tuple[Recorder, Program]:
         samples_of([*both[0], *both[1].values()], lists=True)
         recorder = Recorder(names, grid.pipeline)

@@ -175,6 +175,7 @@ class _Recording(Answering):
     def __init__(self, recorder: Recorder, place: Place,
                  statistics: BatchStatistics | None = None) -> None:
         self.recorder, self._names = recorder, recorder.names
+        self.pipeline = recorder.pipeline
         self.program = Program(self._names, place)
         self._statistics = statistics or BatchStatistics()
         self._first_call: dict[int, int] = {}   # of each link, by its id
