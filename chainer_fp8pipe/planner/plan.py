@@ -15,7 +15,6 @@ import copy
 import dataclasses
 import functools
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -285,12 +284,8 @@ def plan(trained: Trained, comm: MPI.Comm, codecs: Sequence[str],
     trials = Trials(
         lambda way: try_way(way, trained, comm, budget * _OF_A_TRIAL), say,
         lambda: comm.bcast(budget + _OVERTIME - time.perf_counter() + begin))
-    state = random.getstate()
-    try:
-        with preserved():
-            _try_all(trials, trained, comm, codecs, as_it_is)
-    finally:
-        random.setstate(state)
+    with preserved():
+        _try_all(trials, trained, comm, codecs, as_it_is)
     if not trials.found:
         raise ValueError('no way to train this model could be tried: '
                          + '; '.join(trials.remarks))

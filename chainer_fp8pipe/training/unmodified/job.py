@@ -17,7 +17,6 @@ import contextlib
 import copy
 import functools
 import os
-import random
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -341,12 +340,10 @@ def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
     later.  ``read`` is called on all ranks, and gives rank 0 the examples.
     """
     def converted() -> Any:
-        state = random.getstate()
         with preserved():
             examples = read()
             leaves, tree = nested.leaves(None if comm.rank else (
                 convert._call_converter(converter, examples, device)))
-        random.setstate(state)
         return tree, [chainer.backends.cuda.to_cpu(nested.array_of(leaf))
                       for leaf in leaves]
     with refusing():
