@@ -195,8 +195,7 @@ class ScriptPlan(Originals):
                 comm, self._optimizer, ValueError)
         is_shared = as_it_is is not None and as_it_is.ranks == 1 < comm.size
         # On all ranks, as iterators may be each other's.
-        batch = first_batch(comm, updater.get_iterator('main').next,
-                            updater.converter, updater.input_device)
+        batch = first_batch(comm, updater, updater.get_iterator('main').next)
         with refusing():
             example = raise_together(comm, lambda: Example(batch), ValueError)
         trained = Trained(

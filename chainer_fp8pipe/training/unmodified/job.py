@@ -262,9 +262,8 @@ class PipelineJob(Originals):
         self._loss_func = loss_of(updater.loss_func, model)
         grid = ProcessGrid(self.comm, pipeline=options.pipeline)
         example = first_batch(
-            self.comm, lambda: self.comm.rank or _examples(
-                own, samples, replicas),
-            updater.converter, updater.input_device)
+            self.comm, updater, lambda: self.comm.rank or _examples(
+                own, samples, replicas))
         self._building.close()
         with refusing():
             agree(self.comm, decisions(
@@ -332,18 +331,20 @@ def _check_divisible(iterator: Any, batch: Any) -> None:
             'replicas divide a list of examples')
 
 
-def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
-                device: Any) -> Any:
+def first_batch(comm: MPI.Comm, updater: Any, read: Callable[[], Any]) -> Any:
     """Rank 0's examples as its converter gives them, on all ranks.
 
     The random numbers that a data set or a converter draws are drawn again
     later.  ``read`` is called on all ranks, and gives rank 0 the examples.
     """
+    device = updater.input_device
+
     def converted() -> Any:
         with preserved():
             examples = read()
-            leaves, tree = nested.leaves(None if comm.rank else (
-                convert._call_converter(converter, examples, device)))
+            leaves, tree = nested.leaves(
+                None if comm.rank else convert._call_converter(
+                    updater.converter, examples, device))
         return tree, [chainer.backends.cuda.to_cpu(nested.array_of(leaf))
                       for leaf in leaves]
     with refusing():

@@ -26,7 +26,7 @@ from ...compat.old_names import run_path
 from ...intercept.training_objects import Originals, substituting
 from ...mpi.agreement import of_first_rank
 from ...mpi.grid import ProcessGrid
-from ...mpi.world import end_all_ranks, enter_world, of_the_user, shown, stderr
+from ...mpi.world import end_all_ranks, of_the_user, shown, stderr
 from ...report.launch_protocol import DONE, tell
 
 #: Seconds in which the other ranks find the same fault, if they do.
@@ -178,7 +178,6 @@ def launch(script: str, arguments: Sequence[str], command: str, *jobs: Any
     if MPI.COMM_WORLD.size == 1:
         sys.excepthook = lambda _, error, trace: print(
             shown(error), end='', file=sys.stderr)
-    enter_world()
     ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
         with jobs[-1].block(), contextlib.ExitStack() as stack:
