@@ -139,9 +139,7 @@ def hold_calls(kinds: Iterable[type], owner: Any) -> None:
             _own_call(kind).hold(owner)
 
 
-@functools.lru_cache(None)
-def _own_call(kind: Any) -> Patch:
-    return Patch(kind, '__call__', _call)
+_own_call = functools.cache(lambda kind: Patch(kind, '__call__', _call))
 
 
 # --- calls without checks ----------------------------------------------------

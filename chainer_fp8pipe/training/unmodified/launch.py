@@ -31,8 +31,6 @@ from ...report.launch_protocol import DONE, tell
 
 #: Seconds in which the other ranks find the same fault, if they do.
 _PATIENCE = 10.0
-#: Exit code of a command with wrong arguments.
-_CODE = 2
 
 
 class Refusal(SystemExit):
@@ -50,9 +48,9 @@ def _refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
     while not request.Test():
         if time.monotonic() > end:
             end_all_ranks(f'chainer_fp8pipe {command}: {refusal.code}\n'
-                          * (comm.rank > 0), _CODE)
+                          * (comm.rank > 0), 2)
         time.sleep(0.01)
-    raise SystemExit(_CODE)
+    raise SystemExit(2)
 
 
 @contextlib.contextmanager
