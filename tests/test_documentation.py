@@ -24,7 +24,7 @@ import numpy
 import pytest
 
 from tests.pipeline.graphs import peak_live
-from tests.ranks import on_ranks, run_script
+from tests.ranks import on_ranks
 from tests.runs import run_alone, run_here, run_python
 
 ROOT = Path(__file__).parent.parent
@@ -82,14 +82,6 @@ def rows_of(page):
         elif is_table and rows and line.startswith('       '):
             rows[-1][-1] += ' ' + line.strip()
     return rows
-
-
-def run(directory, code, ranks=2):
-    script = directory / 'script.py'
-    script.write_text(code)
-    done = run_script(ranks, script.name, cwd=directory)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def ran(comm, folder, code, *arguments):
@@ -362,10 +354,15 @@ def resumed():
     return script('pipeline-timeline', 'pipeline-resume')
 
 
+@on_ranks()
+def begin(comm, folder):
+    ran(comm, folder, resumed().replace("(2, 'epoch')", "(1, 'epoch')"))
+
+
 @pytest.fixture
 def by_two(tmp_path):
     """A folder with a snapshot of two ranks after an epoch."""
-    run(tmp_path, resumed().replace("(2, 'epoch')", "(1, 'epoch')"))
+    begin(ranks=2, folder=tmp_path)
     for name in 'timeline.svg', 'timeline.json':
         assert (tmp_path / 'result' / name).exists()
     return tmp_path
@@ -448,8 +445,8 @@ def test_the_algorithms_constants_are_the_defaults():
 
 def test_the_shares_that_survive_are_those_of_the_script(tmp_path):
     code = (DOCS / 'survival.py').read_text().replace('100_000', '20_000')
-    printed = [line.split() for line in run(
-        tmp_path, code, ranks=1).splitlines()]
+    printed = [line.split() for line in run_alone(
+        tmp_path, code)['stdout'].splitlines()]
     table = [row for row in rows_of('algorithm.rst') if len(row) == 8][1:]
     assert len(printed) == len(table) == 6
     for now, documented in zip(printed, table, strict=True):

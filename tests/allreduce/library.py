@@ -53,13 +53,8 @@ def refused():
     @_TRANSMIT
     def transmit(*arguments):
         return 1        # an error, MPI_ERR_BUFFER
-    with pytest.MonkeyPatch.context() as patch:
-        library = ranks.library()
-        address = ctypes.cast(transmit, ctypes.c_void_p).value
-        _kept.append(transmit)
-        refusing = library._replace(functions=(
-            address, address, library.functions[2]))
-        patch.setattr(engine, 'library', lambda: refusing)
+    testsome = _TESTSOME(ranks.library().functions[2])
+    with _instead(transmit, transmit, testsome, elsewhere=False):
         yield
 
 
@@ -105,12 +100,13 @@ class Silence:
 
 
 @contextlib.contextmanager
-def _instead(*replacements):
+def _instead(*replacements, elsewhere=True):
     _kept.append(replacements)
     library = ranks.library()._replace(functions=tuple(
         ctypes.cast(function, ctypes.c_void_p).value
         for function in replacements))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, 'library', lambda: library)
-        patch.setattr(memory, '_machine', str)      # all are elsewhere
+        if elsewhere:       # all ranks
+            patch.setattr(memory, '_machine', str)
         yield
