@@ -18,44 +18,28 @@ from chainer_fp8pipe.allreduce.plan import (
 )
 
 
-def halving(ranks: int) -> Plan:
-    """Recursive halving and doubling: log2(P) exchanges there, and back.
-
-    The first exchange is of half of the vector, with the rank half of all
-    away, the next of a quarter with one a quarter away, until each has a
-    block (Thakur, Rabenseifner and Gropp 2005, section 4.4).  Ranks beyond a
-    power of two give theirs to another before, and get the means afterwards.
-    """
-    blocks = 1 << (ranks.bit_length() - 1)
-    distances = [1 << power for power in range(blocks.bit_length() - 1)]
-    reduce, gather = [], []
-    for rank in range(blocks):
-        there, back = [], []
-        for distance in distances:
-            peer = rank ^ distance
-            mine, theirs = ((first, first + distance) for first in (
-                rank & -distance, peer & -distance))
-            there[:0] = (Instruction(Opcode.SEND_PARTIAL, peer, *theirs),
-                         Instruction(Opcode.RECEIVE_PARTIAL, peer, *mine))
-            back += (Instruction(Opcode.SEND_RESULT, peer, *mine),
-                     Instruction(Opcode.RECEIVE_RESULT, peer, *theirs))
-        if rank + blocks < ranks:
-            every = rank + blocks, 0, blocks
-            there.insert(0, Instruction(Opcode.RECEIVE_PARTIAL, *every))
-            back.append(Instruction(Opcode.SEND_RESULT, *every))
-        reduce.append((*there, Instruction(
-            Opcode.ENCODE, ranks, rank, rank + 1)))
-        gather.append(tuple(back))
-    for rank in range(ranks - blocks):
-        reduce.append((Instruction(Opcode.SEND_PARTIAL, rank, 0, blocks),))
-        gather.append((Instruction(Opcode.RECEIVE_RESULT, rank, 0, blocks),))
-    return Plan('halving', ranks, ranks, blocks, tuple(reduce), tuple(gather))
+def tree(ranks: int) -> Plan:
+    """Each rank adds what two others send; the first sends means back."""
+    whole, reduce, gather = (0, 1), [], []
+    for rank in range(ranks):
+        above, below = (rank - 1) // 2, [
+            peer for peer in (2 * rank + 1, 2 * rank + 2) if peer < ranks]
+        reduce.append((
+            *(Instruction(Opcode.RECEIVE_PARTIAL, peer, *whole)
+              for peer in below),
+            Instruction(Opcode.SEND_PARTIAL, above, *whole) if rank
+            else Instruction(Opcode.ENCODE, ranks, *whole)))
+        gather.append((
+            *([Instruction(Opcode.RECEIVE_RESULT, above, *whole)]
+              if rank else []),
+            *(Instruction(Opcode.SEND_RESULT, peer, *whole)
+              for peer in below)))
+    return Plan('tree', ranks, ranks, 1, tuple(reduce), tuple(gather))
 
 
 #: The package's, and one that it has no need of, to see that a row suffices.
-TABLE = {**ALGORITHMS, 'halving': Algorithm(
-    'halving', 'pairs of ranks exchange halves, quarters, ...',
-    lambda nodes: halving(len(nodes)))}
+TABLE = {**ALGORITHMS, 'tree': Algorithm(
+    'tree', 'sums go down a tree', lambda nodes: tree(len(nodes)))}
 _FORMS = {Opcode.SEND_PARTIAL: 'partial', Opcode.SEND_RESULT: 'result'}
 
 

@@ -3,12 +3,6 @@ from chainer_fp8pipe.chains.plan import PartitionPlan
 from chainer_fp8pipe.planner.job_plan import JobPlan, Way
 
 
-def replicas(ranks, communicator='float32', communicates=False, **options):
-    """A plan without stages."""
-    return JobPlan(Way(ranks, None, communicator, options), ranks, 60,
-                   communicates=communicates)
-
-
 def stages(ranks, **options):
     """A plan of two stages for ``train_digits_serially.py``."""
     cut = PartitionPlan(

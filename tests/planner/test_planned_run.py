@@ -5,7 +5,7 @@ from chainer_fp8pipe.planner.job_plan import JobPlan, Way
 import pytest
 
 from tests.digits_runs import SCRIPT, check_run
-from tests.planner.plans import replicas, stages
+from tests.planner.plans import stages
 from tests.ranks import run_script
 from tests.test_main import SCRIPT as CHAINERMN
 
@@ -21,7 +21,8 @@ def run(folder, ranks, *arguments, plan=None, script=SCRIPT, before=()):
 
 @pytest.mark.parametrize(('ranks', 'plan'), [
     # A batch of 50 is not of equally many samples for each.
-    (3, replicas(3, algorithm='ring', overlap=True)),
+    (3, JobPlan(Way(3, None, 'float32', {
+        'algorithm': 'ring', 'overlap': True}), 3, 60)),
     (4, stages(4, algorithm='direct'))])
 def test_the_log_and_the_files_are_those_of_a_serial_run(
         tmp_path, serial, ranks, plan):
