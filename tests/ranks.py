@@ -180,16 +180,12 @@ class Job:
         """Ends the job, whatever its ranks are doing."""
         for connection in self._ranks.values():
             connection.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
+        for number in 0, signal.SIGTERM, signal.SIGKILL:    # 0 is none
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
-            try:
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+                break
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _accept(self, listener: Listener, size: int) -> dict[int, Connection]:

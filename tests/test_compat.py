@@ -18,7 +18,6 @@ import pytest
 from tests.ranks import environment, on_ranks, run_script
 
 SITE = Path(chainer.__file__).parent.parent
-NO_PKG_RESOURCES = "import sys; sys.modules['pkg_resources'] = None\n"
 
 # What a user does that needs the edits of that module.
 USES = {
@@ -295,7 +294,7 @@ def test_a_chainer_without_these_edits_is_told_so(version, tmp_path):
 
 def test_chainer_and_its_testing_work_without_setuptools():
     passes(python(
-        NO_PKG_RESOURCES + 'import chainer\n'
+        "import sys; sys.modules['pkg_resources'] = None\nimport chainer\n"
         + used('chainer.testing.helper')
         + "assert sys.modules['pkg_resources'] is None"))
 

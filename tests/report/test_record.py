@@ -117,11 +117,6 @@ def test_an_empty_file_of_a_start_that_was_killed_becomes_a_record(tmp_path):
     assert len(read_record(str(tmp_path)).starts) == 1
 
 
-def test_a_folder_without_a_record_is_an_error_with_a_remedy(tmp_path):
-    with pytest.raises(ValueError, match='trainer.extend'):
-        read_record(str(tmp_path))
-
-
 @pytest.mark.parametrize('fails', [False, True])
 def test_a_file_is_there_whole_or_as_it_was(tmp_path, fails):
     path = tmp_path / 'file'
