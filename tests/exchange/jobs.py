@@ -63,15 +63,16 @@ def update(optimizer, model, step, rank):
     optimizer.update(lambda: model.loss(step, rank))
 
 
-def warm(comm, overlap=True, updates=3, **options):
-    """A job whose buckets are sent during backward from now on."""
-    communicator = make(comm, 'fp8', overlap, **options)
+def warm(comm, overlap=True, updates=3, *, name='fp8', network=Plain,
+         optimizer='sgd', zero_fill=True, **options):
+    """A job; after 3 updates buckets are sent during backward."""
+    communicator = make(comm, name, overlap, **options)
     numpy.random.seed(1)
-    model = Plain()
-    optimizer = optimizer_of('sgd', model, communicator)
+    model = network()
+    made = optimizer_of(optimizer, model, communicator, zero_fill)
     for number in range(updates):
-        update(optimizer, model, number, comm.rank)
-    return communicator, model, optimizer
+        update(made, model, number, comm.rank)
+    return communicator, model, made
 
 
 @contextlib.contextmanager
@@ -94,17 +95,15 @@ def values(model):
                     if parameter.array is not None)
 
 
-def train(comm, overlap, network, *, name='fp8', optimizer='sgd', steps=9,
-          step=update, scaling=None, zero_fill=True, **options):
+def train(comm, overlap, network, *, steps=9, step=update, scaling=None,
+          **options):
     """Trains a model.
 
     Returns:
         Parameters' bytes after each update; buckets sent early in each.
     """
-    communicator = make(comm, name, overlap, **options)
-    numpy.random.seed(1)
-    model = network()
-    made = optimizer_of(optimizer, model, communicator, zero_fill)
+    communicator, model, made = warm(
+        comm, overlap, 0, network=network, **options)
     if scaling is not None:
         made.loss_scaling(**scaling)
     found = []

@@ -10,22 +10,18 @@ from tests.ranks import on_ranks
 from tests.training import trainers
 
 from ..communicators.networks import Plain
-from .jobs import make, wrapped
+from .jobs import warm
 
 
 class Job:
     """Training that compares replicas after every second update."""
 
-    def __init__(self, comm, name='float32', overlap=False, network=Plain,
-                 optimizer=chainer.optimizers.Adam, **options):
+    def __init__(self, comm, name='float32', overlap=False, **options):
         self.rank = comm.rank
-        self.communicator = make(comm, name, overlap,
-                                 **{'check_every': 2, **options})
-        numpy.random.seed(1)
-        self.model = network()
-        self.optimizer = wrapped(optimizer(0.01), self.communicator)
-        self.optimizer.setup(self.model)
-        self.update(0)      # only broadcasts
+        # The one update only broadcasts.
+        self.communicator, self.model, self.optimizer = warm(
+            comm, overlap, 1, name=name, optimizer='adam',
+            **{'check_every': 2, **options})
 
     def update(self, *numbers, before=lambda: None):
         for number in numbers:

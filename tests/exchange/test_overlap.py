@@ -237,13 +237,8 @@ def thread_fails(comm, optimizer, model):
     (grown, Plain, r'(?s)/l9/W.*float32 \(9, 9\) on rank 1'),
     (thread_fails, Plain, '(?s)the exchange failed beside.*lost')])
 def test_every_rank_raises_and_refuses_to_go_on(comm, change, network, match):
-    communicator = make(comm, 'fp8', True)
-    numpy.random.seed(1)
-    model = network()
-    optimizer = optimizer_of('sgd', model, communicator,
-                             zero_fill=network is Plain)
-    for number in range(4):
-        update(optimizer, model, number, comm.rank)
+    communicator, model, optimizer = warm(
+        comm, True, 4, network=network, zero_fill=network is Plain)
     with pytest.raises((ValueError, RuntimeError), match=match) as raised:
         change(comm, optimizer, model)
     if change is not thread_fails:
