@@ -26,14 +26,16 @@ class Layout:
         program: Its calls, and what it returns, reports and keeps.
         order: Of the plan.
         cuts: The first position of each chunk but the first one.
-        homes: Chunks for some calls, by number, which override the cuts; a
-            call with an input on a later chunk still runs on that chunk.
+        keepers: Chunks for the calls of some links, by path, which override
+            the cuts; a call with an input on a later chunk still runs there.
     """
 
     def __init__(self, program: Any, order: Order,
                  cuts: Sequence[tuple[int, ...]],
-                 homes: Mapping[int, int] = {}) -> None:
+                 keepers: Mapping[str, int] = {}) -> None:
         calls, results = program.calls, sources_in(program.result)
+        homes = {number: keepers[name] for number, call in enumerate(calls)
+                 for name in (*call.whole, *call.reads) if name in keepers}
         chunks: list[int] = []
         # No call may be later than what reads it and has a home.
         latest = [homes.get(number, len(cuts))

@@ -63,13 +63,8 @@ class Placement:
         return self._layouts[key]
 
     def _lay_out(self, program: Any) -> Layout:
-        links = [(number, name) for number, call in enumerate(program.calls)
-                 for name in (*call.whole, *call.reads)]
-
-        def made() -> Layout:
-            return Layout(program, self._plan.order, self._plan.cuts, {
-                number: self.keepers[name] for number, name in links
-                if name in self.keepers})
+        made = functools.partial(Layout, program, self._plan.order,
+                                 self._plan.cuts, self.keepers)
         known, layout = set(self.keepers), made()
         for call, chunk in zip(program.calls, layout.chunks, strict=True):
             for name in set(call.whole) - known:
@@ -78,13 +73,13 @@ class Placement:
             # Programs that only read these values may do so elsewhere.
             self._layouts.clear()
             layout = made()
-        for number, name in links:
-            chunk = layout.chunks[number]
-            if self.keepers.get(name, chunk) != chunk:
-                raise ValueError(
-                    f'link {name} keeps running values, and its calls would '
-                    'be on two ranks for inputs of this form; make the '
-                    'partition with such an example')
+        for call, chunk in zip(program.calls, layout.chunks, strict=True):
+            for name in (*call.whole, *call.reads):
+                if self.keepers.get(name, chunk) != chunk:
+                    raise ValueError(
+                        f'link {name} keeps running values, and its calls '
+                        'would be on two ranks for inputs of this form; make '
+                        'the partition with such an example')
         for name, chunks in layout.holders.items():
             for stage in {chunk % self._plan.stages for chunk in chunks}:
                 if stage not in self.ranks.get(name, (stage,)):

@@ -88,8 +88,9 @@ def test_a_call_with_a_home_is_there(given, data):
         return
     number = data.draw(st.integers(0, len(calls) - 1))
     home = data.draw(st.integers(0, len(cuts)))
+    calls[number].reads = ('/kept',)
     stages = Layout(
-        program_of(calls), order, cuts, {number: home}).chunks
+        program_of(calls), order, cuts, {'/kept': home}).chunks
     assert stages[number] == home
     check_direction(calls, stages)
     now = Layout(program_of(calls), order, cuts)
