@@ -321,7 +321,7 @@ try:
 except FileExistsError:
     print('is there')
 late()
-if os.path.exists('exists') or 'exists' in os.listdir('.'):
+if os.path.exists('exists') or 'exists' in [*os.listdir('.'), *os.listdir()]:
     sys.exit('on one rank only')
 os.mkdir('exists')
 run = pathlib.Path(f'at {time.time_ns()} {rank}')

@@ -135,8 +135,9 @@ class Files:
               ) -> Any:
         """Calls a function of files, for the script's main thread."""
         if not args:
-            args = *(kwargs.pop(key) for key in (
-                'path', 'file', 'src', 'fname') if key in kwargs),
+            args = tuple([kwargs.pop(key) for key in (
+                'path', 'file', 'src', 'fname') if key in kwargs]
+                or ['.'] * (name == 'listdir'))
         is_open, is_first = self.is_open, self._comm.rank == 0
         line = self._line() if (is_open or not is_first) and isinstance(
             next(iter(args), 0), (str, bytes, os.PathLike)) else ''
