@@ -5,14 +5,13 @@
 # with other ranks they must see one.
 #
 # A file gets its name when all of it is on the disk.  A snapshot is whole when
-# the files of all ranks are there and have the same identity.  The manifest in
-# a file has a digest of each value.  None is a pickle, as Chainer's load_npz
-# expects it; it is told by its digest here, and no pickle is ever read.
+# the files of all ranks are there and have the same identity.  The archive has
+# a checksum of each value, and the manifest their keys.  None is a pickle, as
+# Chainer's load_npz expects it; the manifest tells it, and no pickle is read.
 from __future__ import annotations
 
 import contextlib
 import glob
-import hashlib
 import json
 import os
 import re
@@ -23,7 +22,7 @@ import numpy
 
 from ...report.record import written_whole
 
-_FORMAT, _MANIFEST = 12, 'job/manifest'
+_FORMAT, _MANIFEST = 13, 'job/manifest'
 #: What Chainer's serializers have for None.
 NONE = numpy.asarray(None)
 
@@ -41,7 +40,7 @@ class Manifest(NamedTuple):
     rank: int
     ranks: int
     identity: str               # what the files of one snapshot have in common
-    digests: dict[str, str]     # by key
+    is_none: dict[str, bool]    # by key, of all values
 
 
 def iteration_of(folder: str) -> int:
@@ -76,8 +75,8 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str
     os.makedirs(folder, exist_ok=True)
     values: dict[str, Any] = {**state, _MANIFEST: as_json({
         'format': _FORMAT, 'rank': rank, 'ranks': ranks,
-        'identity': identity, 'digests': {
-            key: digest_of(value) for key, value in state.items()}})}
+        'identity': identity, 'is_none': {
+            key: value.dtype == object for key, value in state.items()}})}
     with written_whole(os.path.join(folder, name_of(rank, ranks)), 'wb'
                        ) as file:
         numpy.savez(file, **values)
@@ -90,22 +89,10 @@ def as_json(value: Any) -> numpy.ndarray:
     return numpy.frombuffer(json.dumps(value).encode(), 'V1')
 
 
-def digest_of(value: numpy.ndarray) -> str:
-    """BLAKE2b, 128 bits, of a value's dtype, shape and bytes."""
-    found = hashlib.blake2b(f'{value.dtype.str} {value.shape}'.encode(),
-                            digest_size=16)
-    if value.dtype != object:       # which is None
-        found.update(numpy.asarray(value, order='C').reshape(-1).view(
-            numpy.uint8).data)
-    return found.hexdigest()
-
-
 def manifest_of(path: str) -> Manifest:
     """Opens a file; ValueError: it is damaged, or of another version."""
     with _opened(path) as archive:
-        # Until format 10 it was named as a JSON file.
-        about = json.loads(archive[_MANIFEST if _MANIFEST in archive else (
-            f'{_MANIFEST}.json')].tobytes())
+        about = json.loads(_value(archive, _MANIFEST).tobytes())
         number = about.pop('format')
     if number != _FORMAT:
         raise ValueError(f'{os.path.dirname(path)} has format {number}, and '
@@ -116,15 +103,18 @@ def manifest_of(path: str) -> Manifest:
 
 
 def read(manifest: Manifest, keys: Iterable[str]) -> State:
-    """Values of a file, compared with their digests; errors as above."""
-    found = {}
+    """Values of a file, compared with their checksums; errors as above."""
     with _opened(manifest.path) as archive:
-        for key in keys:
-            is_none = manifest.digests[key] == digest_of(NONE)
-            found[key] = NONE if is_none else archive[key]
-            if digest_of(found[key]) != manifest.digests[key]:
-                raise ValueError(f'{key} has another digest')
-    return found
+        return {key: NONE if manifest.is_none[key] else _value(archive, key)
+                for key in keys}
+
+
+def _value(archive: Any, key: str) -> numpy.ndarray:
+    with archive.zip.open(f'{key}.npy') as member:
+        value = numpy.lib.format.read_array(member, allow_pickle=False)
+        if member.read():       # at whose end the checksum is compared
+            raise ValueError(f'{key} is longer than it says')
+    return value
 
 
 @contextlib.contextmanager

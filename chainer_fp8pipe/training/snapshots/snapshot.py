@@ -299,7 +299,7 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
     taken = set().union(*ranks.allgather([*saved]))
     agree(ranks, {}, state.incompatible(saved, current, trainer) or next((
         f'the snapshot has {key}, the model has not'
-        for part in parts for key in part.digests
+        for part in parts for key in part.is_none
         if key.startswith(state.MODEL) and key not in taken), ''))
     _warn(ranks, texts)
     raise_together(ranks, lambda: state.restore(saved, trainer, comm),
@@ -347,28 +347,24 @@ def _read(ranks: MPI.Comm, folder: str, current: State,
     ValueError, on all ranks: it is not whole, and the message has the name of
     DamagedSnapshot; or not all ranks can read what they need.
     """
-    def manifests(names: list[str]) -> list[file.Manifest]:
-        return raise_together(ranks, lambda: [file.manifest_of(
-            os.path.join(folder, name)) for name in names], error=ValueError)
-    here = file.files_in(folder)
-    parts = manifests([name for name in here if name == file.name_of(
-        ranks.rank, ranks.size)])
-    exact = ranks.allreduce(
-        bool(parts) and parts[0].digests[state.LAYOUT] == file.digest_of(
-            current[state.LAYOUT]), MPI.LAND)
-    if not exact:
-        parts = manifests(here)
+    parts = raise_together(ranks, lambda: [
+        file.manifest_of(os.path.join(folder, name))
+        for name in file.files_in(folder)], error=ValueError)
     found = set().union(*ranks.allgather(
         {(part.identity, part.ranks, part.rank) for part in parts}))
     number = max(found)[1]
     if len(found) != number or len({identity for identity, *_ in found}) > 1:
         raise DamagedSnapshot(
             'DamagedSnapshot: not the files of all ranks of one snapshot')
+    own = [part.is_none for part in parts
+           if (part.rank, part.ranks) == (ranks.rank, ranks.size)]
+    exact = ranks.allreduce(bool(own) and state.layout(own[0]) == (
+        state.layout(current)), MPI.LAND)
     agree(ranks, {}, '' if exact or len(parts) == number else (
         f'{folder} is of another layout, and this host sees {len(parts)} of '
         f'its {number} files; give it a disk that all hosts see, or the '
         'ranks, hosts, layers and communicator that it had'))
-    keys = ({ranks.rank: [*parts[0].digests]} if exact
+    keys = ({ranks.rank: [*own[0]]} if exact
             else state.wanted(parts, ranks.rank, current, trainer))
     return raise_together(ranks, lambda: {
         key: value for part in parts for key, value

@@ -18,7 +18,7 @@ import random
 import types
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import chainer
@@ -29,9 +29,10 @@ from chainer.training.triggers import EarlyStoppingTrigger, TimeTrigger
 
 from ...chains.saving import saving_parts
 from ...intercept.training_objects import LIBRARIES
+from ...pipeline.randomness import preserved
 from .file import NONE, Manifest, State, as_json
 
-MODEL, LAYOUT = 'updater/model:', 'job/layout'
+MODEL, _LAYOUT = 'updater/model:', 'job/layout/'
 _ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
 _RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
     'job/random', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
@@ -302,10 +303,9 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
         array = numpy.asarray(value)
         state[key] = NONE if array.dtype == object and (
             array[()] is None) else _array_of(array, key)
-    layout = sorted(key for key in state if key.startswith(MODEL))
     for prefix, communicator, model in _communicators(trainer, comm):
-        layout.append(getattr(communicator, 'name',
-                              type(communicator).__name__))
+        name = getattr(communicator, 'name', type(communicator).__name__)
+        state[f'{_LAYOUT}{prefix}{name}'] = numpy.empty(0)
         if hasattr(communicator, 'state'):
             state |= {prefix + key: value for key, value
                       in communicator.state(model).items()}
@@ -313,21 +313,23 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
         if hasattr(getattr(iterator, 'dataset', None), '__len__'):
             state[f'{_LENGTH}{name}'] = numpy.asarray(len(iterator.dataset))
     kept, left_out = _keep(trainer)
-    # Ranks with the same layout go on exactly.
-    return {**state, **kept, LAYOUT: as_json(layout)}, left_out
+    return {**state, **kept}, left_out
+
+
+def layout(keys: Iterable[str]) -> set[str]:
+    """Of a state's keys those that ranks have alike that go on exactly."""
+    return {key for key in keys if key.startswith((MODEL, _LAYOUT))}
 
 
 def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
     """Gives a trainer the state of :func:`collect`, or a part of one."""
     _restore_kept(state, trainer)
     # Parameters that are made while they are loaded draw numbers.
-    numpys, pythons = numpy.random.get_state(), random.getstate()
-    # Not strict: an optimizer that had not updated a parameter yet has no
-    # state of it; necessary keys were checked before.
-    _serialize(trainer, chainer.serializers.NpzDeserializer(
-        state, strict=False))
-    numpy.random.set_state(numpys)
-    random.setstate(pythons)
+    with preserved():
+        # Not strict: an optimizer that had not updated a parameter yet has no
+        # state of it; necessary keys were checked before.
+        _serialize(trainer, chainer.serializers.NpzDeserializer(
+            state, strict=False))
     for prefix, communicator, model in _communicators(trainer, comm):
         if own := {key[len(prefix):]: value for key, value in state.items()
                    if key.startswith(prefix)}:
@@ -383,10 +385,10 @@ def wanted(parts: list[Manifest], rank: int, current: State,
     random numbers its own, or else how far the first rank's iterators are;
     nothing of communicators; of all else the first value.
     """
-    own = parts[rank].digests if rank < len(parts) else {}
+    own = parts[rank].is_none if rank < len(parts) else {}
     parameters, found = _parameters(trainer), defaultdict(list)
     for key, source in {key: part.rank for part in reversed(parts)
-                        for key in part.digests}.items():
+                        for key in part.is_none}.items():
         # An optimizer's key is about a parameter, or about all: 'main'.
         about = key.partition('#')[0].removeprefix(_OPTIMIZER).removeprefix(
             _KEPT).rpartition('/')[0]

@@ -475,8 +475,8 @@ REFUSED = {
     'another extension': ('snapshot_iter_7.ranks', {'extension': True},
                           'LogReport/.* is not in the snapshot'),
     'no file': ('nothing', {}, 'there is no snapshot in .*nothing'),
-    'an earlier version': ('snapshot_iter_1.ranks', {}, 'has format 10, and '
-                           'this version of chainer_fp8pipe reads format 12'),
+    'an earlier version': ('snapshot_iter_1.ranks', {}, 'has format 11, and '
+                           'this version of chainer_fp8pipe reads format 13'),
 }
 
 
@@ -488,8 +488,7 @@ def test_what_does_not_fit_is_refused_on_all_ranks(comm, tmp_path):
         os.mkdir(tmp_path / 'snapshot_iter_1.ranks')
         for rank in range(2):
             numpy.savez(tmp_path / f'snapshot_iter_1.ranks/rank{rank}of2.npz',
-                        **{'job/manifest.json': file.as_json(
-                            {'format': 10})})
+                        **{'job/manifest': file.as_json({'format': 11})})
     comm.Barrier()
     for what, (name, options, match) in REFUSED.items():
         trainer, communicator = make_trainer(comm, tmp_path, **{
