@@ -305,7 +305,7 @@ trainer.run()
 
 
 MAKES = '''
-import logging, os, pathlib, shutil, sys, time
+import glob, logging, os, pathlib, shutil, sys, time
 from mpi4py import MPI
 rank, first = MPI.COMM_WORLD.rank, not MPI.COMM_WORLD.rank
 def late():
@@ -321,7 +321,8 @@ try:
 except FileExistsError:
     print('is there')
 late()
-if os.path.exists('exists') or 'exists' in [*os.listdir('.'), *os.listdir()]:
+if os.path.exists('exists') or 'exists' in [
+        *os.listdir('.'), *os.listdir(), *glob.glob('exist*')]:
     sys.exit('on one rank only')
 os.mkdir('exists')
 run = pathlib.Path(f'at {time.time_ns()} {rank}')

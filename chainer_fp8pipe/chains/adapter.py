@@ -153,7 +153,7 @@ class ChainAdapter(Adapter):
         self.end()          # a step that has failed elsewhere
         self._step, self._function, self._sizes = step, function, batch.sizes
         self._waiting = [*zip(batches, places, strict=True)]
-        part.state.begin(step)
+        part.state.begin(step, part.recorder.atomic)
         self._statistics = next(iter(self._parts.values())).statistics
         # All ranks have all running averages.
         self._statistics.here = lambda link: part.placement.is_own(

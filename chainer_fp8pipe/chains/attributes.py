@@ -193,8 +193,13 @@ class State:
         self._kept: dict[str, list[dict[Attribute, Any]]] = {}
         self._left: dict[Attribute, Any] = {}
 
-    def begin(self, step: str) -> None:
-        """Begins to record the micro-batches of a step."""
+    def begin(self, step: str, atomic: Iterable[str]) -> None:
+        """Begins to record the micro-batches of a step.
+
+        Links that are run as one call, of these paths, keep what they do.
+        """
+        self.kinds = {key: kind for key, kind in self.kinds.items() if not any(
+            f'{key[0]}/'.startswith(f'{path}/') for path in atomic)}
         now = self._now()
         self._before = now, self._kept, self._left
         self._step = step

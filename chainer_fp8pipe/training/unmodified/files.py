@@ -20,6 +20,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import functools
+import glob
 import io
 import itertools
 import os
@@ -51,11 +52,12 @@ from .launch import Refusal, only_rank_0_prints
 #: Functions by which scripts change files, and ask of them.
 _CHANGES = {'chmod', 'link', 'mkdir', 'remove', 'rename', 'replace', 'rmdir',
             'rmtree', 'savetxt', 'symlink', 'touch', 'unlink', 'utime'}
-_ASKS = {'listdir', 'lstat', 'stat'}
+_ASKS = {'glob', 'listdir', 'lstat', 'stat'}
 _REPLACED = (
-    *((os, name) for name in _CHANGES - {'rmtree', 'savetxt', 'touch'}
-      | _ASKS),
-    (os, 'chdir'), (shutil, 'rmtree'), (builtins, 'open'), (io, 'open'),
+    *((os, name) for name in (_CHANGES | _ASKS)
+      - {'glob', 'rmtree', 'savetxt', 'touch'}),
+    (os, 'chdir'), (glob, 'glob'), (shutil, 'rmtree'), (builtins, 'open'),
+    (io, 'open'),
     # These open by a name of their own.
     (pathlib.Path, 'touch'),
     (numpy, 'genfromtxt'), (numpy, 'loadtxt'), (numpy, 'savetxt'))

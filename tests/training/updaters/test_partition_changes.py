@@ -346,3 +346,36 @@ def test_parameters_may_come_later_but_not_from_another_stage(comm):
     both.model.more = both.plain.more = True
     both.updater.update()       # gets a shape, and learns
     both.update()
+
+
+class LooksInEvaluation(chainer.Chain):
+    times = 0
+
+    def __init__(self):
+        super().__init__(l=L.Linear(4, 4))
+
+    def forward(self, x):
+        self.times += 1
+        h = self.l(x)
+        return h if chainer.config.train or h.array.max() > 0 else -h
+
+
+class AroundIt(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(3, 4), b=LooksInEvaluation())
+
+    def forward(self, x):
+        return F.mean(self.b(self.a(x)) ** 2)
+
+
+@on_ranks(1)
+def test_a_link_that_becomes_one_call_counts_its_micro_batches(comm):
+    model, x = AroundIt(), numpy.ones((6, 3), 'f')
+    updater = updater_of(comm, model, [(x,)] * 3)
+    updater.update()
+    assert model.b.times == 1       # a batch
+    updater.evaluate(x)
+    before = model.b.times
+    updater.update()
+    updater.update()
+    assert model.b.times == before + 2 * 2
