@@ -255,7 +255,7 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
     texts = []      # of warnings
     for folder in (found := _seen(ranks, path)):
         try:
-            saved, exact, parts = _read(ranks, folder, current, trainer)
+            saved, exact, parts = _read(ranks, folder, current)
             break
         except ValueError as error:
             # What was raised on other ranks is only in the text.
@@ -318,8 +318,7 @@ def _seen(ranks: MPI.Comm, path: str) -> list[str]:
         set().union(*ranks.allgather(own)), key=iteration_of, reverse=True)]
 
 
-def _read(ranks: MPI.Comm, folder: str, current: State,
-          trainer: training.Trainer
+def _read(ranks: MPI.Comm, folder: str, current: State
           ) -> tuple[State, bool, list[file.Manifest]]:
     """What this rank needs, whether exactly, and the manifests it is from.
 
@@ -344,7 +343,7 @@ def _read(ranks: MPI.Comm, folder: str, current: State,
         f'its {number} files; give it a disk that all hosts see, or the '
         'ranks, hosts, layers and communicator that it had'))
     keys = ({ranks.rank: [*own[0]]} if exact
-            else state.wanted(parts, ranks.rank, current, trainer))
+            else state.wanted(parts, ranks.rank, current))
     return raise_together(ranks, lambda: {
         key: value for part in parts for key, value
         in file.read(part, keys.get(part.rank, ())).items()},

@@ -32,10 +32,12 @@ from ...intercept.training_objects import LIBRARIES
 from ...pipeline.randomness import preserved
 from .file import NONE, Manifest, State, as_json
 
-MODEL, _LAYOUT = 'updater/model:', 'job/layout/'
-_ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
-_RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
-    'job/random', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
+MODEL, _ITERATOR, _OPTIMIZER = (
+    'updater/model:', 'updater/iterator:', 'updater/optimizer:')
+_RANDOM, _LENGTH, _KEPT = (
+    'job/random', 'job/iterator/length of ', 'job/optimizer/')
+#: What only a run in the same layout goes on with, and what tells layouts.
+_EXACT, _LAYOUT = 'job/exact/', 'job/exact/layout/'
 _STOP = 'stop_trigger'
 #: What the last snapshot has not: a run that goes on asks its stop trigger
 #: again.
@@ -112,13 +114,15 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
             # As L.LSTM, which knows the last batch of this rank.
             is_ranks = hasattr(link, 'reset_state')
             yield f'{_RANDOM if is_ranks else "job/link"}/{main}{place}', link
+            if is_ranks:
+                yield f'{_EXACT}link/{main}{place}', link
     yield _RANDOM, types.SimpleNamespace(
         numpy=numpy.random.mtrand._rand, python=random._inst, **dict(
             itertools.chain(*itertools.starmap(
                 _generators, _iterators(trainer)))))
     for key, one in (
             ('updater/own', trainer.updater),
-            *((f'of iterator/{name}', one)
+            *((f'iterator/{name}', one)
               for name, one in _iterators(trainer)),
             *((f'trigger of/{name}', one) for name, one in _triggers(trainer)),
             *((f'extension/{name}', inspect.unwrap(entry.extension))
@@ -157,13 +161,13 @@ def _is_librarys(one: Any) -> bool:
     return str(getattr(one, '__module__', '')).partition('.')[0] in LIBRARIES
 
 
-def _attributes(owner: Any) -> dict[str, Any]:
+def _attributes(key: str, owner: Any) -> dict[str, Any]:
     """Those that may be kept; of random generators the state."""
     found, elsewhere = dict(getattr(owner, '__dict__', {})), set[str]()
     if isinstance(owner, chainer.Link):     # all else may be of a batch
-        found = {name: value for name, value in found.items() if isinstance(
-            value, (*_NUMBERS, *_STATES)) or hasattr(owner, 'reset_state')
-            and type(value) is chainer.Variable}
+        found = {name: value for name, value in found.items() if (
+            type(value) is chainer.Variable if key.startswith(_EXACT)
+            else isinstance(value, (*_NUMBERS, *_STATES)))}
     elif isinstance(owner, training.Trainer):
         # What its stop trigger may look at.
         found = {'observation': {
@@ -223,7 +227,7 @@ def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
     for key, owner in _owners(trainer):
         if key not in first:
             first[key] = {name: fingerprint(value)
-                          for name, value in _attributes(owner).items()}
+                          for name, value in _attributes(key, owner).items()}
     return first
 
 
@@ -233,8 +237,8 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     fingerprint = _Fingerprints(trainer).of
     for key, owner in _owners(trainer):
         kept, arrays, is_whole = {}, State(), (
-            key == _RANDOM or key.startswith(_KEPT))
-        for name, value in _attributes(owner).items():
+            key.startswith((_RANDOM, _KEPT, _EXACT)))
+        for name, value in _attributes(key, owner).items():
             try:
                 if is_whole or first[key].get(name) != fingerprint(value):
                     kept[name] = _pack(value, key, arrays)
@@ -252,11 +256,16 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
 def _restore_kept(state: State, trainer: training.Trainer) -> None:
     device = next(iter(
         trainer.updater.get_all_optimizers().values())).target.device
-    script: list[list[Any]] = []
+    script: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for key, owner in _owners(trainer):
         kept = json.loads(state[key].tobytes())[1] if key in state else {}
+        attributes = vars(owner)
+        if key.startswith(_KEPT):
+            script.append((attributes, {
+                name: attributes[name] for name in kept if name in attributes
+                }))
         for name, packed in kept.items():
-            value, old = _unpack(packed, state, device), vars(owner).get(name)
+            value, old = _unpack(packed, state, device), attributes.get(name)
             if type(old) in _STATES:
                 getattr(old, _STATES[type(old)][1])(value)
             elif type(old) is type(value) and isinstance(old, (list, dict)):
@@ -264,24 +273,16 @@ def _restore_kept(state: State, trainer: training.Trainer) -> None:
                 old.clear()
                 (old.extend if isinstance(old, list) else old.update)(value)
             else:
-                if name == '_fp32_param' and value is not None:
-                    value = chainer.Parameter(value)
-                elif key.startswith(_KEPT) and name in vars(owner):
-                    script.append([vars(owner), name, old])
-                vars(owner)[name] = value
-    _swap_around_initialize(script, trainer)
+                attributes[name] = chainer.Parameter(value) if (
+                    name == '_fp32_param' and value is not None) else value
 
-
-def _swap_around_initialize(script: list[list[Any]], trainer: training.Trainer
-                            ) -> None:
-    """Has extensions find the script's values where a training goes on.
-
-    ``ExponentialShift`` takes the rate that it finds for the first one.
-    """
     def swap(_: Any) -> None:
-        for one in script:
-            attributes, name, value = one
-            one[2], attributes[name] = attributes.get(name), value
+        for attributes, others in script:
+            for name, other in others.items():
+                others[name] = attributes.get(name)
+                attributes[name] = other
+    # Extensions find the script's values where a training goes on:
+    # ``ExponentialShift`` takes the rate that it finds for the first one.
     for what, priority in ('first', math.inf), ('last', -math.inf):
         trainer._extensions[f"the script's values {what}"] = _ExtensionEntry(
             training.make_extension(initializer=swap)(lambda _: None),
@@ -305,7 +306,7 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
             array[()] is None) else _array_of(array, key)
     for prefix, communicator, model in _communicators(trainer, comm):
         name = getattr(communicator, 'name', type(communicator).__name__)
-        state[f'{_LAYOUT}{prefix}{name}'] = numpy.empty(0)
+        state[f'{_LAYOUT}{prefix.removeprefix(_EXACT)}{name}'] = numpy.empty(0)
         if hasattr(communicator, 'state'):
             state |= {prefix + key: value for key, value
                       in communicator.state(model).items()}
@@ -365,42 +366,35 @@ def _communicators(trainer: training.Trainer, comm: Any
     for name, optimizer in trainer.updater.get_all_optimizers().items():
         communicator = getattr(optimizer, 'communicator', comm)
         if hasattr(communicator, 'mpi_comm'):
-            yield f'{_COMMUNICATOR}{name}/', communicator, optimizer.target
+            yield (f'{_EXACT}communicator/{name}/', communicator,
+                   optimizer.target)
 
 
 # --- what a rank takes of another layout, and whether it fits ----------------
 
-def _parameters(trainer: training.Trainer) -> set[str]:
-    """The keys of this rank's parameters, without :data:`MODEL`."""
-    return {name + place for name, optimizer
-            in trainer.updater.get_all_optimizers().items()
-            for place, _ in optimizer.target.namedparams()}
-
-
-def wanted(parts: list[Manifest], rank: int, current: State,
-           trainer: training.Trainer) -> dict[int, list[str]]:
+def wanted(parts: list[Manifest], rank: int, current: State
+           ) -> dict[int, list[str]]:
     """What a rank takes of the files of another layout, by their ranks.
 
     Of model and optimizers what its own parameters need; of iterators and
     random numbers its own, or else how far the first rank's iterators are;
-    nothing of communicators; of all else the first value.
+    of all else the first value.
     """
     own = parts[rank].is_none if rank < len(parts) else {}
-    parameters, found = _parameters(trainer), defaultdict(list)
+    found = defaultdict(list)
     for key, source in {key: part.rank for part in reversed(parts)
                         for key in part.is_none}.items():
+        name = key.partition('#')[0]
         # An optimizer's key is about a parameter, or about all: 'main'.
-        about = key.partition('#')[0].removeprefix(_OPTIMIZER).removeprefix(
-            _KEPT).rpartition('/')[0]
+        about = name.removeprefix(_OPTIMIZER).removeprefix(_KEPT).rpartition(
+            '/')[0] if name.startswith((_OPTIMIZER, _KEPT)) else ''
         if key in own and key.startswith(
-                (_ITERATOR, _LENGTH, 'job/of iterator/', _RANDOM)):
+                (_ITERATOR, 'job/iterator/', _RANDOM)):
             source = rank
-        elif key.startswith(_COMMUNICATOR) or (
-                key.partition('#')[0] == _RANDOM) or (
+        elif name == _RANDOM or key.startswith(_EXACT) or (
                 key.startswith(_ITERATOR) and key.endswith('/order')) or (
                 key.startswith(MODEL) and key not in current) or (
-                key.startswith((_OPTIMIZER, _KEPT)) and '/' in about
-                and about not in parameters):
+                '/' in about and MODEL + about not in current):
             continue
         found[source].append(key)
     return found
@@ -412,14 +406,7 @@ def fit(state: State, current: State) -> None:
     One with another number of samples than it had, such as the share of one
     of two ranks in place of four, goes on at the same share of its epoch.  It
     keeps the order that it has drawn, unless this rank had one as long.
-    What a link has of its last batch, which may have had another size, goes.
     """
-    for key in state:
-        if key.startswith(f'{_RANDOM}/') and '#' not in key:
-            kind, kept = json.loads(state[key].tobytes())
-            state[key] = as_json([kind, {
-                name: one for name, one in kept.items()
-                if not isinstance(one, list) or one[0] != 'Variable'}])
     for key in [key for key in current if key.startswith(_LENGTH)]:
         order, place = (key.replace(_LENGTH, _ITERATOR) + what
                         for what in ('/order', '/current_position'))
@@ -433,7 +420,10 @@ def fit(state: State, current: State) -> None:
 def incompatible(saved: State, current: State, trainer: training.Trainer
                  ) -> str:
     """Why a state cannot be restored; '' if it can."""
-    parameters = _parameters(trainer)
+    parameters = {
+        f'{MODEL}{name}{place}' for name, optimizer
+        in trainer.updater.get_all_optimizers().items()
+        for place, _ in optimizer.target.namedparams()}
     for key, now in sorted(current.items()):
         was = saved.get(key)
         if was is None:
@@ -449,7 +439,7 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
                     there)
         elif object not in (now.dtype, was.dtype) and (
                 (now.shape, now.dtype) != (was.shape, was.dtype)
-                if key.removeprefix(MODEL) in parameters else
+                if key in parameters else
                 key.startswith(_ITERATOR) and now.shape != was.shape):
             return (f'{key} is {was.dtype} {was.shape} in the snapshot but '
                     f'{now.dtype} {now.shape} here; use the same model and '
