@@ -99,29 +99,56 @@ class RunReport(extension.Extension):
             self._writer = record.RecordWriter(self._out, self._ranks.rank)
         self._parts: list[record.Part] = [         # what will be written next
             _start(updater, self._ranks.size)]
-        self._curves = _Curves(updater, self._parts)
+        self._updater = updater
+        # Of the curves: what was reported since the last point.
+        self._values = chainer.reporter.DictSummary()
+        self._begun = self._drawn = updater.iteration
         self._steps = _Steps(updater, self._parts, self._ranks.rank)
         self._write()
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if not self._ranks.rank:
-            self._curves.add(trainer.observation)
+            self._add(trainer.observation)
         if time.monotonic() >= self._last + max(
                 _SECONDS, _SHARE * trainer.elapsed_time):
             self._write()
 
     def finalize(self) -> None:
         """Ends the record, and prints the verdict."""
-        self._steps.close()
+        self._steps.calls.close()
         found = sys.exc_info()[1]
         error = '' if found in (None, self._handled) else (
             f'{type(found).__name__}: {found}')
-        self._curves.draw()
+        self._draw()
         self._write(record.RunEnd(
-            time.time(), self._curves.updater.iteration, error))
+            time.time(), self._updater.iteration, error))
         if not self._ranks.rank:
             with self._warns(Exception):
                 self._show(error)
+
+    def _add(self, observation: dict[str, Any]) -> None:
+        """Adds what an update has reported, and may draw a point."""
+        for name, value in observation.items():
+            value = getattr(value, 'array', value)
+            # What is no number is left out; a GPU is not waited for.
+            if getattr(value, 'ndim', 0) == 0:
+                with contextlib.suppress(TypeError, ValueError, OverflowError):
+                    self._values.add({name: value if isinstance(
+                        value, chainer.backends.cuda.ndarray)
+                        else float(value)})
+        iteration = self._updater.iteration
+        if iteration - self._drawn > (iteration - self._begun) // _POINTS:
+            self._draw()
+
+    def _draw(self) -> None:
+        """The point of the curves since the last one, if there is one."""
+        if means := self._values.compute_mean():
+            self._values = chainer.reporter.DictSummary()
+            self._drawn = self._updater.iteration
+            self._parts.append(record.CurvePoint(
+                time.time(), self._drawn,
+                float(getattr(self._updater, 'epoch_detail', 0.0)),
+                {name: float(value) for name, value in means.items()}))
 
     def _show(self, error: str) -> None:
         # Until the last lines of ranks that write to this disk are there.
@@ -159,39 +186,6 @@ class RunReport(extension.Extension):
         self._last = time.monotonic()
 
 
-class _Curves:
-    """Means of what was reported."""
-
-    def __init__(self, updater: Any, parts: list[record.Part]) -> None:
-        self.updater, self._parts = updater, parts
-        self._values = chainer.reporter.DictSummary()
-        self._begun = self._drawn = updater.iteration
-
-    def add(self, observation: dict[str, Any]) -> None:
-        """Adds what an update has reported, and may draw a point."""
-        for name, value in observation.items():
-            value = getattr(value, 'array', value)
-            # What is no number is left out; a GPU is not waited for.
-            if getattr(value, 'ndim', 0) == 0:
-                with contextlib.suppress(TypeError, ValueError, OverflowError):
-                    self._values.add({name: value if isinstance(
-                        value, chainer.backends.cuda.ndarray)
-                        else float(value)})
-        iteration = self.updater.iteration
-        if iteration - self._drawn > (iteration - self._begun) // _POINTS:
-            self.draw()
-
-    def draw(self) -> None:
-        """The point of the curves since the last one, if there is one."""
-        if means := self._values.compute_mean():
-            self._values = chainer.reporter.DictSummary()
-            self._drawn = self.updater.iteration
-            self._parts.append(record.CurvePoint(
-                time.time(), self._drawn,
-                float(getattr(self.updater, 'epoch_detail', 0.0)),
-                {name: float(value) for name, value in means.items()}))
-
-
 class _Steps:
     """The times of updates and their sections, and events of some of them."""
 
@@ -199,49 +193,52 @@ class _Steps:
                  ) -> None:
         self._updater, self._parts, self._rank = updater, parts, rank
         self._begun = updater.iteration
-        # Of updates since the last interval: ends, seconds, and seconds by
-        # section.
-        self._laps: list[tuple[float, float, dict[str, float]]] = []
+        # Of updates since the last interval: seconds without COMMUNICATION,
+        # and sums of those by section.
+        self._own: list[float] = []
+        self._spent = Counter[Any]()
         self._stream = stream_of(updater, *(
             one for _, one in _communicators(updater)))
-        self._kept = self._stream.keep()
-        # When the last lap ended, and what the stream had counted by then.
+        # When the last update ended, and what had been counted by the last
+        # interval.
         self._end, self._counted = 0.0, self._counts()
-        self._calls = AroundCalls()
-        self._calls.add(updater, 'update', self._timed)
-
-    def close(self) -> None:
-        """Records nothing any more."""
-        self._calls.close()
-        self._stream.keep_no_more(self._kept)
+        self.calls = AroundCalls()      # until it is closed
+        self.calls.add(updater, 'update', self._timed)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         """Times an update and its sections, and may keep its events."""
         if not self._end:
-            _watch(self._calls, self._stream, self._updater)
-        begin, before = time.monotonic(), dict(self._stream.seconds)
-        yield
-        end, iteration = time.monotonic(), self._updater.iteration
-        taken = self._kept[:]
-        # The exchange's thread may have appended meanwhile.
-        del self._kept[:len(taken)]
+            _watch(self.calls, self._stream, self._updater)
+        stream, iteration = self._stream, self._updater.iteration + 1
+        count, over = divmod(iteration - self._begun, _REGULAR)
+        kept = [] if over or count.bit_count() != 1 else stream.keep()
+        begin, before = time.monotonic(), stream.seconds.copy()
+        try:
+            yield
+        finally:
+            stream.keep_no_more(kept)
+        end = time.monotonic()
         if not self._end:
             # The first update connects and allocates: like no other.
             self._end, self._counted = end, self._counts()
             return
-        self._laps.append((end, end - begin, {
-            name: seconds - before.get(name, 0.0)
-            for name, seconds in self._stream.seconds.items()}))
-        count, over = divmod(iteration - self._begun, _REGULAR)
-        if not over and count.bit_count() == 1 and len(taken) <= _MOST_EVENTS:
+        spent = {name: seconds - before[name]
+                 for name, seconds in stream.seconds.items()}
+        self._own.append(end - begin - sum(
+            spent.get(name, 0.0) for name in record.COMMUNICATION))
+        # Measuring takes time, too, so that sections may add up to more than
+        # the update.
+        spent |= {'other': max(0.0, end - begin - sum(spent.values())),
+                  'between': begin - self._end}
+        self._spent.update({('phases', name): seconds
+                            for name, seconds in spent.items()})
+        self._end = end
+        if kept and len(kept) <= _MOST_EVENTS:
             origin = time.monotonic() - time.time()
             self._parts.append(record.RecordedUpdate(
-                begin - origin, iteration, end - begin, tuple(
-                    event._replace(start=event.start - origin,
-                                   end=event.end - origin)
-                    for event in events_of(taken, self._rank, 0.0)
-                    if event.end > begin)))
+                begin - origin, iteration, end - begin,
+                tuple(events_of(kept, self._rank, origin))))
 
     def _counts(self) -> Any:
         """What was counted so far: hidden seconds, and bytes by codec."""
@@ -250,7 +247,7 @@ class _Steps:
                               in stream.hidden.items()})
         found['sent', TO_STAGES] = stream.stage_bytes
         found['float32', TO_STAGES] = stream.stage_arrays
-        streams = dict[EventStream, str]()
+        seen = set[EventStream]()
         for optimizer, communicator in _communicators(self._updater):
             name, size = _name_of(communicator), communicator.size
             # Elements of 4 bytes, which go out and come back.
@@ -258,41 +255,28 @@ class _Steps:
                 _elements(optimizer))
             found['float32', name] += whole
             own = getattr(communicator, 'events', None)
-            if isinstance(own, EventStream):
-                streams[own] = name
-            else:       # ChainerMN's counts nothing
+            if own is None:     # ChainerMN's counts nothing
                 found['sent', name] += whole
-        for own, name in streams.items():
-            found['sent', name] += own.bytes_sent
+            elif own not in seen:
+                seen.add(own)
+                found['sent', name] += own.bytes_sent
         return found
 
     def sum_up(self) -> None:
         """The updates since the last call, if there are some."""
-        if not self._laps:
+        if not self._own:
             return
-        ends, all_busy, by_section = zip(*self._laps, strict=True)
-        steps, busy = numpy.diff([self._end, *ends]), numpy.array(all_busy)
-        sections = {name: numpy.array([one.get(name, 0.0)
-                                       for one in by_section])
-                    for name in record.PHASES}
-        # Measuring takes time, too, so that sections may add up to more than
-        # the update.
-        sections['other'] = numpy.maximum(0.0, busy - sum(sections.values()))
-        sections['between'] = steps - busy
-        now, last = self._counts(), self._updater.iteration
+        updates, last = len(self._own), self._updater.iteration
+        own, now = numpy.quantile(self._own, [0.25, 0.5]), self._counts()
         grown = {kind: {
-            name: count / len(ends) for (one, name), count
-            in (now - self._counted).items() if one == kind}
-            for kind in ('hidden', 'sent', 'float32')}
-        self._laps, self._end, self._counted = [], ends[-1], now
-        lower, middle = numpy.quantile(busy - sum(
-            sections[name] for name in record.COMMUNICATION),
-            [0.25, 0.5]).tolist()
+            name: count / updates for (one, name), count
+            in (self._spent + now - self._counted).items() if one == kind}
+            for kind in ('phases', 'hidden', 'sent', 'float32')}
+        self._own, self._counted = [], now
+        self._spent.clear()
         self._parts.append(record.RankInterval(
-            time.time(), self._rank, last - len(ends) + 1, last,
-            (lower, middle),
-            {name: float(values.mean()) for name, values in sections.items()
-             if values.any()}, **grown))
+            time.time(), self._rank, last - updates + 1, last,
+            tuple(own.tolist()), **grown))
 
 
 def _start(updater: Any, ranks: int) -> record.RunStart:
