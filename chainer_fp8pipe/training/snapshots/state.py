@@ -36,6 +36,8 @@ MODEL, _ITERATOR, _OPTIMIZER = (
     'updater/model:', 'updater/iterator:', 'updater/optimizer:')
 _RANDOM, _LENGTH, _KEPT = (
     'job/random', 'job/iterator/length of ', 'job/optimizer/')
+#: In keys of optimizers and rules, which no other class goes on with.
+_CLASS = '/class '
 #: What only a run in the same layout goes on with, and what tells layouts.
 _EXACT, _LAYOUT = 'job/exact/', 'job/exact/layout/'
 _STOP = 'stop_trigger'
@@ -102,7 +104,7 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
             for place, one in optimizer.target.namedparams()
             if one.update_rule is not None}}
         for key, owner in owners.items():
-            yield f'{_KEPT}{key}/own', owner
+            yield f'{_KEPT}{key}{_CLASS}{type(owner).__name__}', owner
             yield f'{_KEPT}{key}/hyperparam', owner.hyperparam
             for name, hook in (*owner._hookable._pre_update_hooks.items(),
                                *owner._hookable._post_update_hooks.items()):
@@ -249,7 +251,7 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
                         f'{name} of {key[4:].replace("/", " ", 1)}, a '
                         f'{type(value).__name__}')
         if kept or is_whole:
-            state |= {key: as_json([type(owner).__name__, kept]), **arrays}
+            state |= {key: as_json(kept), **arrays}
     return state, left_out
 
 
@@ -258,7 +260,7 @@ def _restore_kept(state: State, trainer: training.Trainer) -> None:
         trainer.updater.get_all_optimizers().values())).target.device
     script: list[tuple[dict[str, Any], dict[str, Any]]] = []
     for key, owner in _owners(trainer):
-        kept = json.loads(state[key].tobytes())[1] if key in state else {}
+        kept = json.loads(state[key].tobytes()) if key in state else {}
         attributes = vars(owner)
         if key.startswith(_KEPT):
             script.append((attributes, {
@@ -341,12 +343,10 @@ def _serialize(trainer: training.Trainer, serializer: Any) -> None:
     """Saves or loads what Chainer's own snapshots have, and what stops."""
     with saving_parts():
         trainer.serialize(serializer)
-    is_saving = isinstance(serializer, chainer.Serializer)
-    now = trainer._snapshot_elapsed_time
     for name, trigger in _triggers(trainer):
         part = serializer[f'job/stopping/{name}']
         if isinstance(trigger, EarlyStoppingTrigger) and part(
-                'is there', is_saving):
+                'is there', isinstance(serializer, chainer.Serializer)):
             for one in '_summary', '_interval_trigger', '_max_trigger':
                 vars(trigger)[one].serialize(part[one])
             if trigger._stop_condition():   # it fires when it is asked next
@@ -354,9 +354,10 @@ def _serialize(trainer: training.Trainer, serializer: Any) -> None:
                     _previous_iteration=math.nan,
                     _previous_epoch_detail=math.nan)
         # One that had other intervals would fire for all that have gone by.
-        elif isinstance(trigger, TimeTrigger) and name != _STOP and not (
-                is_saving or trigger._next_time > now):
-            trigger._next_time = now + trigger._period
+        elif isinstance(trigger, TimeTrigger) and name != _STOP and (
+                trigger._next_time <= trainer._snapshot_elapsed_time):
+            trigger._next_time = (
+                trainer._snapshot_elapsed_time + trigger._period)
 
 
 def _communicators(trainer: training.Trainer, comm: Any
@@ -429,14 +430,10 @@ def incompatible(saved: State, current: State, trainer: training.Trainer
         if was is None:
             # When to save is no state of the training.
             if not key.startswith((
-                    'job/', 'stop_trigger/', 'extension_triggers/Snapshot/')):
+                    'job/', 'stop_trigger/', 'extension_triggers/Snapshot/')
+                    ) or _CLASS in key and '#' not in key:
                 return (f'{key} is not in the snapshot; build model and '
                         'trainer as they were, with the same extensions')
-        elif key.startswith(_KEPT) and key.endswith('/own'):
-            here, there = (json.loads(one.tobytes())[0] for one in (now, was))
-            if here != there:
-                return f'{key[len(_KEPT):-4]} has {here}, in the snapshot ' + (
-                    there)
         elif object not in (now.dtype, was.dtype) and (
                 (now.shape, now.dtype) != (was.shape, was.dtype)
                 if key in parameters else

@@ -464,11 +464,11 @@ def test_snapshots_may_be_written_at_other_times_after_a_resume(
 #: By name: the file that is resumed, options of the trainer, the message.
 REFUSED = {
     'another rule': ('snapshot_iter_7.ranks', {'rule': RMSpropRule},
-                     'main/predictor/l1/W has RMSpropRule, in the snapshot '
-                     'AdamRule'),
+                     'main/predictor/l1/W/class RMSpropRule is not in the '
+                     'snapshot; build model and trainer as they were'),
     'another optimizer': ('snapshot_iter_7.ranks', {
-        'optimizer': momentum}, 'main has MomentumSGD, in the snapshot '
-        'Adam'),
+        'optimizer': momentum}, 'main/class MomentumSGD is not in the '
+        'snapshot'),
     'another model': ('snapshot_iter_7.ranks', {'width': 9}, r'all ranks: '
                       r'\S+main/predictor/\S+ is float32 \(.*8.*\) in the '
                       r'snapshot but float32 \(.*9.*\) here'),
