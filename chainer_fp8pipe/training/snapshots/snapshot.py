@@ -3,13 +3,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import inspect
 import os
 import shutil
 import sys
+import time
 import uuid
 import warnings
 import weakref
+from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
@@ -30,6 +33,8 @@ from .file import DamagedSnapshot, State, find_snapshots, iteration_of
 
 #: Seconds for which a training that has failed waits for its own file.
 _PATIENCE = 60.0
+#: After which one that waits for others to have a Snapshot, too, gives up.
+_LATE = 600.0
 
 _resumed = weakref.WeakSet[training.Trainer]()
 
@@ -38,15 +43,18 @@ class Followed:
     """A trigger that fires where rank 0's does; all ranks must ask.
 
     Clocks differ between ranks, and so may what an extension reports.
+    ``before`` is called before each question.
     """
 
     finished = False    # or Chainer would not initialize what it is of
 
-    def __init__(self, own: Any, comm: MPI.Comm) -> None:
+    def __init__(self, own: Any, comm: MPI.Comm,
+                 before: Callable[[], None] = lambda: None) -> None:
         self.own = self.__wrapped__ = own
-        self._comm = comm
+        self._comm, self._before = comm, before
 
     def __call__(self, trainer: training.Trainer) -> bool:
+        self._before()
         fires = numpy.array([bool(self.own(trainer))])
         if not counts(self.own):
             # MPI's own wait would keep the core from other ranks.
@@ -125,11 +133,28 @@ class Snapshot(extension.Extension):
                 with contextlib.suppress(OSError):  # another rank was first
                     os.rename(folder, f'{folder}.given_up.{uuid.uuid4().hex}')
         in_common.append(self._common)
+        meet = functools.cache(self._meet)
         for entry in trainer._extensions.values():
             if entry.extension is self:
                 entry.trigger = Followed(
-                    inspect.unwrap(entry.trigger), self._ranks)
+                    inspect.unwrap(entry.trigger), self._ranks, meet)
         state.note_beginning(trainer)
+
+    def _meet(self) -> None:
+        """Waits until all ranks ask for the first time whether to save."""
+        ranks, end = self._ranks, time.monotonic() + _LATE
+        text = 'Snapshot on all ranks (extend every trainer with it)'
+
+        def is_late() -> bool:
+            # ChainerMN's communicators never tell others that one has it.
+            if time.monotonic() > end:
+                raise RuntimeError(f'rank {ranks.rank} has waited for '
+                                   f'{_LATE:.0f} seconds for {text}')
+            return False
+        # The first update has brought all of them here.
+        with waiting(lambda: [Wait(text, world_ranks(ranks))]):
+            agree(ranks, {}, wait=lambda done: wait_until(
+                lambda: done() or is_late()))
 
     def __call__(self, trainer: training.Trainer) -> None:
         self._begin(trainer)
@@ -171,11 +196,7 @@ class Snapshot(extension.Extension):
                     value.shape, value.dtype) else numpy.empty_like(value)
                 copy[...] = value
             return left_out
-        # ChainerMN's communicators never tell a rank that others have one.
-        with waiting(lambda: [Wait(
-                'Snapshot on all ranks (extend every trainer with it)',
-                world_ranks(ranks))]):
-            left_out = raise_together(ranks, copied)
+        left_out = raise_together(ranks, copied)
         self._saved = trainer.updater.iteration
         folder = os.path.join(self._directory or trainer.out,
                               f'snapshot_iter_{self._saved}.ranks')

@@ -144,16 +144,23 @@ def test_a_snapshot_on_one_rank_only_is_an_error_on_all(comm, tmp_path):
     trainer.run()       # is not held to what has ended
 
 
-@on_ranks(1)
-def test_a_rank_that_waits_for_others_to_have_one_says_so(comm, tmp_path):
-    """As with ChainerMN's communicators; the watch over the job ends it."""
-    trainer, _ = make(comm, tmp_path, 3)
+@on_ranks(2)
+def test_one_that_only_chainermn_hears_of_is_an_error_in_the_end(
+        comm, tmp_path):
+    trainer, communicator = make_trainer(comm, tmp_path, 1, name='naive')
+    if comm.rank == 0:
+        trainer.extend(Snapshot(communicator))
 
-    def alone(*_):
-        raise KeyError(current_waits()[0].text)
-    with mock.patch.object(snapshot, 'raise_together', alone), pytest.raises(
-            KeyError, match='Snapshot on all ranks'):
-        trainer.run()
+        def alone(*_, wait):
+            assert 'Snapshot on all ranks' in current_waits()[0].text
+            wait(lambda: False)
+        with mock.patch.multiple(
+                snapshot, agree=alone, _LATE=0.1), pytest.raises(
+                    RuntimeError, match='rank 0 has waited for 0 seconds for '
+                    'Snapshot on all ranks'):
+            trainer.run()
+    else:
+        trainer.updater.update()        # only this one is in common
 
 
 # --- the disk ----------------------------------------------------------------
