@@ -15,6 +15,7 @@ import json
 import math
 import pickle
 import random
+import sys
 import types
 import weakref
 from collections import defaultdict
@@ -46,8 +47,10 @@ _STOP = 'stop_trigger'
 NOT_LAST = f'{_STOP}/', f'job/stopping/{_STOP}/_max_', 'job/trainer'
 _CONTAINERS: Any = {'list': list, 'tuple': tuple, 'dict': dict,
                     'Variable': lambda array: chainer.Variable(*array)}
-#: Packages whose objects, and what derives from them, are values.
-_VALUES = 'collections', 'cupy', 'numpy', 'random'
+#: Packages whose objects, and what derives from them, are values; and those
+#: whose other objects are none, as those of the script are.
+_VALUES = {'collections', 'cupy', 'numpy', 'random'}
+_NO_VALUES = {*LIBRARIES, *sys.stdlib_module_names}
 _COMPARED = (int, float, complex, str, bytes, bytearray, list, tuple, dict,
              set, frozenset, chainer.Link, chainer.Variable)
 _NUMBERS = int, float, numpy.generic
@@ -200,9 +203,10 @@ class _Fingerprints(pickle.Pickler):
                                    *optimizer.target.params())}
 
     def of(self, value: Any) -> int:
-        if isinstance(value, _COMPARED) or any(
-                kind.__module__.partition('.')[0] in _VALUES
-                for kind in type(value).__mro__[:-1]):
+        homes = {kind.__module__.partition('.')[0]
+                 for kind in type(value).__mro__[:-1]}
+        if isinstance(value, _COMPARED) or homes & _VALUES or not (
+                homes & _NO_VALUES):
             with contextlib.suppress(Exception):    # of an object in it
                 super().__init__(file := io.BytesIO())
                 self.dump(value)
@@ -211,7 +215,8 @@ class _Fingerprints(pickle.Pickler):
 
     def persistent_id(self, one: Any) -> int | None:
         return id(one) if id(one) in self._saved or isinstance(one, (
-            chainer.Optimizer, chainer.dataset.Iterator)) else None
+            chainer.Optimizer, chainer.dataset.Iterator, training.Extension,
+            training.Trainer, training.Updater)) else None
 
 
 #: By trainer: of which a snapshot was taken, or which went on from one.

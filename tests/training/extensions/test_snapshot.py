@@ -509,6 +509,10 @@ def test_what_does_not_fit_is_refused_on_all_ranks(comm, tmp_path):
         assert trainer.updater.iteration == 0
 
 
+class Meter:
+    total = 0
+
+
 class Threaded:
     """An extension with what no snapshot has."""
 
@@ -516,9 +520,10 @@ class Threaded:
 
     def __init__(self):
         self.lock, self.model, self.kept = [], None, {}
-        self.average = L.Linear(1, 1)
+        self.average, self.meter = L.Linear(1, 1), Meter()
 
     def __call__(self, trainer):
+        self.meter.total += 1
         self.average.b.array += 1       # no optimizer has it
         self.model = trainer.updater.get_optimizer('main').target.copy()
         self.kept[trainer.updater.iteration] = 'x'      # is kept
@@ -544,6 +549,7 @@ def test_what_is_in_no_snapshot_is_named(comm, tmp_path):
         'and lists or dictionaries of them'
         for what in ('average of extension threaded, a Linear',
                      'lock of extension threaded, a list',
+                     'meter of extension threaded, a Meter',
                      'model of extension threaded, a Classifier')
         if comm.rank == 0]
 
