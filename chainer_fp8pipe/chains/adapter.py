@@ -150,7 +150,7 @@ class ChainAdapter(Adapter):
         batches = [(part[:len(args)],
                     dict(zip(kwargs, part[len(args):], strict=True)))
                    for part in batch.rows([*args, *kwargs.values()])]
-        self.end()          # a step that has failed elsewhere
+        self.end('elsewhere')
         self._step, self._function, self._sizes = step, function, batch.sizes
         self._waiting = [*zip(batches, places, strict=True)]
         part.state.begin(step, part.recorder.atomic)
@@ -158,16 +158,11 @@ class ChainAdapter(Adapter):
         # All ranks have all running averages.
         self._statistics.here = lambda link: part.placement.is_own(
             link, 'avg_mean')
-        try:
-            self._record(1)
-            usual = self.programs[0].layout.digest
-            is_ahead = (step == 'train' and self._grid.replicas == 1
-                        and usual in self._usual)
-            if not is_ahead:
-                self._record(len(self._waiting))
-                self._usual.add(usual)
-        except PlaceholderError as error:
-            raise NotTraced(str(error)) from error
+        self._record(1)
+        is_ahead = (step == 'train' and self._grid.replicas == 1
+                    and self.programs[0].layout.digest in self._usual)
+        if not is_ahead:
+            self._record(len(self._waiting))
         if step == 'predict':
             self._form, *others = [nested.leaves(one.result)[1]
                                    for one in self.programs]
@@ -192,6 +187,8 @@ class ChainAdapter(Adapter):
                                            line.f_code.co_filename,
                                            line.f_lineno)
         self._given = given
+        if self._loss_weight is None:       # not that of the last step
+            self.unit = 'samples'
         if not is_ahead:
             self.weigh()
         self._compared_programs = len(self.programs)
@@ -227,14 +224,18 @@ class ChainAdapter(Adapter):
         with part.recorder.placeholders():
             for both, place in self._waiting[:count]:
                 part.state.resume()
-                program = part.recorder.record(self._function, both, place,
-                                               self._statistics)
+                try:
+                    program = part.recorder.record(
+                        self._function, both, place, self._statistics)
+                except PlaceholderError as error:
+                    raise NotTraced(str(error)) from error
+                finally:
+                    del self._waiting[0]
                 if self._step != 'predict':
                     check_result(program.result)
                 part.state.note(program)
                 self.programs.append(program)
                 program.settle(part.placement.layout_of(program), part.chunks)
-        del self._waiting[:count]
         if not self._waiting:
             part.state.end()
         for number, name in enumerate(names.shaped):
@@ -300,13 +301,16 @@ class ChainAdapter(Adapter):
 
     def end(self, failed: str = '') -> None:
         """See :meth:`.Adapter.end`."""
+        if not failed and self.programs and self._step == 'train':
+            self._usual.add(self.programs[0].layout.digest)
         if failed == 'before' and self._statistics is not None:
             self._partition.state.undo()
             self._statistics.forget()
         elif failed == 'train':
-            self._partition.state.forget()
-        with contextlib.suppress(Exception):    # what forward counts counts
-            self._record(len(self._waiting) * (failed == 'train'))
+            # What forward counts elsewhere is to be the same on all ranks.
+            with contextlib.suppress(Exception), preserved():
+                self._record(len(self._waiting))
+            self._partition.state.undo()
         for program in self.programs:
             program.forget()
         self._statistics, self.programs, self._waiting = None, [], []

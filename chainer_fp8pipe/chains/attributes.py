@@ -24,7 +24,7 @@ import copy
 import itertools
 import random
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -90,14 +90,9 @@ def _copies(links: Mapping[str, chainer.Link], others: Iterable[dict] = ()
     return found, memo.get(id(memo), [])    # deepcopy keeps originals there
 
 
-@contextlib.contextmanager
-def on_copies(links: Mapping[str, chainer.Link], function: Any = None
-              ) -> Iterator[None]:
-    """A block in which what links keep is a copy; afterwards all is as before.
-
-    So are numbers, lists and generators that their modules and ``function``,
-    which calls the model, keep.
-    """
+def _states(links: Mapping[str, chainer.Link], function: Any
+            ) -> tuple[Callable, list[dict[str, Any]], list[dict[str, Any]]]:
+    """What sets all that links and others keep; copies of it; and itself."""
     others = _others(links, function)
     kept = [*((vars(link), dict(vars(link))) for link in links.values()),
             *others]
@@ -107,11 +102,36 @@ def on_copies(links: Mapping[str, chainer.Link], function: Any = None
             vars(link).clear()
         for (own, _), values in zip(kept, states, strict=True):
             own.update(values)
-    place(_copies(links, [values for _, values in others])[0])
+    return (place, _copies(links, [values for _, values in others])[0],
+            [values for _, values in kept])
+
+
+@contextlib.contextmanager
+def on_copies(links: Mapping[str, chainer.Link], function: Any = None
+              ) -> Iterator[None]:
+    """A block in which what links keep is a copy; afterwards all is as before.
+
+    So are numbers, lists and generators that their modules and ``function``,
+    which calls the model, keep.
+    """
+    place, copies, kept = _states(links, function)
+    place(copies)
     try:
         yield
     finally:
-        place([values for _, values in kept])
+        place(kept)
+
+
+@contextlib.contextmanager
+def put_back_by(error: type[Exception], links: Mapping[str, chainer.Link],
+                function: Any = None) -> Iterator[None]:
+    """A block after which all that is kept is as before, if it raises so."""
+    place, copies, _ = _states(links, function)
+    try:
+        yield
+    except error:
+        place(copies)
+        raise
 
 
 def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:
@@ -254,13 +274,9 @@ class State:
         self._set(self._before[0])
 
     def undo(self) -> None:
-        """Takes back the recording of a step that nobody has computed."""
+        """Takes back the recording of a step that has failed."""
         _, self._kept, self._left = self._before
         self.put_back()
-
-    def forget(self) -> None:
-        """Drops what links kept, after a step that failed."""
-        self._kept, self._left = {}, {}
 
     def _now(self) -> dict[Attribute, Any]:
         return {(path, name): _copied(vars(self._links[path])[name])

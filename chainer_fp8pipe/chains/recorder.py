@@ -11,9 +11,9 @@
 #
 # A link whose own code looks at data cannot be cut.  The error of the
 # placeholder says so in the middle of the run; then forward is run again with
-# the innermost link around the look as one call.  So what is first recorded
-# with certain settings is an example, on copies of what links keep.  A look in
-# the model's own forward, or first in a later batch, is the user's to mark.
+# the innermost link around the look as one call, and links get copies of what
+# they kept, which are made where settings are new.  A look in the model's own
+# forward, or first in a later batch, is the user's to mark.
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +37,7 @@ from ..intercept.patching import Patch
 from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import measure, nested
-from .attributes import Names, on_copies
+from .attributes import Names, on_copies, put_back_by
 from .calls import Call, Source
 from .collectives import PATCHES, Answering
 from .deferred import place_array, set_placeholder
@@ -93,18 +93,11 @@ class Recorder:
         Raises:
             PlaceholderError: The model's own forward looks at computed data.
         """
-        # What looks at data has done so in the example, hardly later.
-        if not _Recording(self, place).known:
-            self.example(run, both, place)
-        return _Recording(self, place, statistics).record(run, both)
-
-    def example(self, run: Callable, both: Any = ((), {}),
-                place: Place = NOWHERE) -> Program:
-        """The same, which leaves links as before, and finds what looks."""
-        while True:
+        while not _Recording(self, place).known:
             try:
-                with on_copies(self.names.links, run), self.placeholders():
-                    one = _Recording(self, place)
+                with put_back_by(PlaceholderError, self.names.links, run), \
+                        self.placeholders():
+                    one = _Recording(self, place, statistics)
                     return one.record(run, both)
             except PlaceholderError as error:
                 found = next((name for name in reversed(one.looking)
@@ -114,6 +107,14 @@ class Recorder:
                 self.atomic |= {found}
                 self.forms = {}
                 self._reasons[found] = str(error)
+        # What looks at data has done so before, hardly later.
+        return _Recording(self, place, statistics).record(run, both)
+
+    def example(self, run: Callable, both: Any = ((), {}),
+                place: Place = NOWHERE) -> Program:
+        """The same, which leaves links as before."""
+        with on_copies(self.names.links, run), self.placeholders():
+            return self.record(run, both, place)
 
     @contextlib.contextmanager
     def placeholders(self) -> Iterator[None]:

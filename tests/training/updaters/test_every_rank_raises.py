@@ -4,6 +4,7 @@ The same three calls are made of four kinds of jobs, which call what a user has
 written in many places; one rank raises in one of them.  A rank that is left
 alone makes its test run into the time limit.
 """
+import random
 from unittest import mock
 
 import chainer_fp8pipe
@@ -270,16 +271,19 @@ LAYERS = 'cleargrads', 'layer', 'backward', *HOOKS
     (of_a_chain, 'update', READING, [0]),
     (of_a_chain, 'update', ('forward', 'function', 'link hook',
                             'second forward', 'loss_weight', *LAYERS), [0, 1]),
-    (of_a_chain, 'evaluate', ('forward', 'loss_weight', 'function',
-                              'report'), [0, 1]),
+    (of_a_chain, 'evaluate', ('forward', 'second forward', 'loss_weight',
+                              'function', 'report'), [0, 1]),
     (of_a_chain, 'predict', ('predict', 'function'), [0, 1])))
 @on_ranks(2, timeout=60)
 def test_on_one_of_two_ranks(comm, make, step, place, rank, error):
-    updater = make(comm)
+    updater, state = make(comm), random.getstate()
     everywhere(comm, updater, step, place, comm.rank == rank, error)
+    assert random.getstate() == state
     if place == 'function':     # what forward counts, it counts everywhere
         times = getattr(updater.get_optimizer('main').target, 'times', 0)
         assert len({*comm.allgather(times)}) == 1
+    if step != 'update':
+        call(updater, 'update')     # is well
 
 
 @pytest.mark.parametrize(('make', 'step', 'place', 'stage', 'error'), cases(

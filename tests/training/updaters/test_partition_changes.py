@@ -2,7 +2,7 @@
 import functools
 import random
 
-from chainer_fp8pipe import ProcessGrid
+from chainer_fp8pipe import PipelineUpdater, ProcessGrid
 
 import chainer
 import chainer.functions as F
@@ -379,3 +379,70 @@ def test_a_link_that_becomes_one_call_counts_its_micro_batches(comm):
     updater.update()
     updater.update()
     assert model.b.times == before + 2 * 2
+
+
+class Noted:
+    """What no look at a model copies."""
+
+    times, fails = 0, ''
+
+
+class Fails(chainer.FunctionNode):
+    def forward(self, inputs):
+        if Noted.fails == 'forward':
+            raise ValueError('here')
+        return inputs[0].copy(),
+
+    def backward(self, indexes, gradients):
+        if Noted.fails == 'backward':
+            raise ValueError('here')
+        return gradients
+
+
+class Remembering(chainer.Chain):
+    def __init__(self):
+        numpy.random.seed(1)
+        super().__init__(a=L.Linear(4, 5), b=L.LSTM(5, 5), c=L.LSTM(5, 5),
+                         d=L.Linear(5, 1))
+
+    def forward(self, x):
+        Noted.times += 1
+        h = self.b(Fails().apply((self.a(x),))[0])
+        loss = F.mean(self.d(F.tanh(self.c(h))) ** 2)
+        chainer.report({'total': loss}, self)
+        return loss
+
+
+@on_ranks(2)
+def test_forward_runs_once_for_a_micro_batch(comm):
+    """Also where it is first recorded for an evaluation."""
+    x = numpy.ones((4, 4), 'f')
+    updater = updater_of(comm, Remembering(), [(x,)])
+    updater.update()
+    for call in (functools.partial(updater.evaluate, x), updater.update) * 2:
+        before = Noted.times
+        call()
+        assert Noted.times == before + 2
+
+
+@on_ranks(2)
+def test_an_update_that_failed_leaves_no_state(comm):
+    x = numpy.random.RandomState(0).rand(4, 4).astype('f')
+
+    def losses(fails):
+        model = Remembering()
+        updater = updater_of(comm, model, [(x,)], optimizer=judge.still)
+        found = [observed(model, updater.update)['total'] for _ in range(2)]
+        if fails:
+            Noted.fails = fails * (comm.rank == 0)
+            with pytest.raises(RuntimeError, match='here'):
+                updater.update()
+            Noted.fails = ''
+            updater = PipelineUpdater(
+                judge.Batches((x,)), updater.get_optimizer('main'), comm,
+                micro_batches=2, converter=judge.as_it_is)
+        return found + [observed(model, updater.update)['total']
+                        for _ in range(2)]
+    expected = losses('')
+    assert losses('forward') == losses('backward') == expected
+    assert len(set(expected)) == 4
