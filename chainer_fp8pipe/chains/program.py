@@ -152,6 +152,10 @@ class Program:
         layout, is_first = self.layout, not chainer.config.in_recomputing
         incoming = layout.incoming[chunk]
         calls = self.calls
+        if len(arrays) != len(incoming):
+            raise ValueError(
+                'another rank has recorded other calls of this micro-batch, '
+                'which must not depend on the rank')
         inputs = tuple([chainer.Variable(array, requires_grad=calls[
             source.call].outputs[source.output].wants)
             for source, array in zip(incoming, arrays, strict=True)])

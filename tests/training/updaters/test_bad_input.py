@@ -284,6 +284,13 @@ def other_calls_at_last(comm, model):
         F.sigmoid if comm.rank and next(turns) % 2 else F.relu)(h)
 
 
+def other_message_at_last(comm, model):
+    seen = []
+    model.between = lambda h: seen.append(h) or F.relu(h)
+    model.made = lambda loss: (
+        loss + F.sum(seen[-1]) if comm.rank and len(seen) % 2 == 0 else loss)
+
+
 def later(comm, spoil=lambda comm, model: None, batch=(X,), **options):
     """A second update of a Chain, or what is wrong after the first one."""
     model = Net()
@@ -304,6 +311,9 @@ CHAINS = {
                           lambda comm: later(comm, other_calls)),
     'other calls at last': ('call 1 of micro-batch 1 is ReLU in / .*Sigmoid',
                             lambda comm: later(comm, other_calls_at_last)),
+    'another message at last': (
+        'another rank has recorded other calls of this micro-batch',
+        lambda comm: later(comm, other_message_at_last, plan=PLAN)),
     'other weights': (
         r'loss_weight is \[4.0, 4.0\] on rank 0 but \[5.0, 5.0\] on rank 1',
         lambda comm: later(comm, loss_weight=lambda x: len(x) + comm.rank)),
