@@ -21,6 +21,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import copy
+import functools
 import itertools
 import random
 import types
@@ -122,16 +123,11 @@ def on_copies(links: Mapping[str, chainer.Link], function: Any = None
         place(kept)
 
 
-@contextlib.contextmanager
-def put_back_by(error: type[Exception], links: Mapping[str, chainer.Link],
-                function: Any = None) -> Iterator[None]:
-    """A block after which all that is kept is as before, if it raises so."""
+def putting_back(links: Mapping[str, chainer.Link], function: Any = None
+                 ) -> Callable[[], None]:
+    """What sets all that is kept to copies of what it is now."""
     place, copies, _ = _states(links, function)
-    try:
-        yield
-    except error:
-        place(copies)
-        raise
+    return functools.partial(place, copies)
 
 
 def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:

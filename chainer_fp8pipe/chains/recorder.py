@@ -37,7 +37,7 @@ from ..intercept.patching import Patch
 from ..pipeline.means import BatchStatistics
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import measure, nested
-from .attributes import Names, on_copies, put_back_by
+from .attributes import Names, on_copies, putting_back
 from .calls import Call, Source
 from .collectives import PATCHES, Answering
 from .deferred import place_array, set_placeholder
@@ -94,9 +94,9 @@ class Recorder:
             PlaceholderError: The model's own forward looks at computed data.
         """
         while not _Recording(self, place).known:
+            put_back = putting_back(self.names.links, run)
             try:
-                with put_back_by(PlaceholderError, self.names.links, run), \
-                        self.placeholders():
+                with self.placeholders():
                     one = _Recording(self, place, statistics)
                     return one.record(run, both)
             except PlaceholderError as error:
@@ -104,6 +104,7 @@ class Recorder:
                               if name not in self.atomic | {'/'}), None)
                 if found is None:
                     raise
+                put_back()
                 self.atomic |= {found}
                 self.forms = {}
                 self._reasons[found] = str(error)

@@ -2,6 +2,7 @@
 import json
 import re
 import shutil
+import sys
 
 import chainer
 import chainer.functions as F
@@ -28,7 +29,8 @@ RUNS = {
         r'([\d,]+), ([\d,]+), \2, \3 parameters\n.*timeline.svg shows .*'),
     'train_large': (
         2, ['--width', '64', '--layers', '5', '--epoch', '3', '--memory',
-            '16.4 MB'],
+            # Of Python's own objects 3.10 counts some more.
+            '16.2 MB' if sys.version_info >= (3, 11) else '16.3 MB'],
         r'(?P<percent>[\d.]+) % of the test images; ranks 0 to 1 held 0, 0 MB'
         r' of 0 MB of parameters, gradients and momentum .*'),
     'train_images': (
