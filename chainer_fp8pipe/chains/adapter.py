@@ -14,7 +14,7 @@ import contextlib
 import sys
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import chainer
@@ -69,11 +69,34 @@ class Chunk:
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
         """Makes this chunk's calls."""
-        program = self._adapter.programs[micro_batch]
+        program = self._adapter.program(micro_batch)
         # Of links that run as a whole: they are called here.
         with self.statistics.counting(self._chunk):
             return program.run(self._chunk, inputs, self.name,
                                self.statistics)
+
+
+class _Step:
+    """The micro-batches of a step, of a kind: their programs, and the rest.
+
+    ``function`` is called with the arguments in ``batches``.
+    """
+
+    def __init__(self, kind: str = '', function: Any = None,
+                 batches: Iterable[Any] = (), places: Iterable[Place] = (),
+                 sizes: Iterable[int] = ()) -> None:
+        self.kind, self.function, self.sizes = kind, function, [*sizes]
+        #: What programs are yet to be recorded of.
+        self.waiting = [*zip(batches, places, strict=True)]
+        self.programs: list[Program] = []
+        self.weights: list[float] | None = None     # that loss_weight gives
+        #: How many programs the ranks compare before they compute.
+        self.compared = 0
+
+    def found(self) -> list[Any]:
+        """What ranks must have recorded alike."""
+        return [(one.layout.digest, zlib.crc32(
+            repr(one.numbers).encode())) for one in self.programs]
 
 
 class ChainAdapter(Adapter):
@@ -85,7 +108,7 @@ class ChainAdapter(Adapter):
         super().__init__(model, grid, loss_weight)
         part: Partition = model.partition
         self._partition = part
-        self.programs: list[Program] = []       # of this step's micro-batches
+        self._now = _Step()
         for wrong, text in (
                 (part.grid is not grid,
                  'the model was cut for other ranks; give PipelineUpdater '
@@ -97,11 +120,7 @@ class ChainAdapter(Adapter):
                 raise ValueError(text)
         self.chunks = part.plan.chunks
         self._method: Callable | None = None
-        # Of the step whose micro-batches are recorded; None: of none.
-        self._statistics: BatchStatistics | None = None
-        # What the other micro-batches are recorded of; and layouts of the
-        # first one of batches that were recorded whole, before a step.
-        self._waiting: list[tuple[Any, Place]] = []
+        # Layouts of the first micro-batch of batches that were trained on.
         self._usual: set[int] = set()
         #: Kinds of batches whose loss was compared with that of parts.
         self._compared: frozenset[str] = frozenset()
@@ -112,6 +131,14 @@ class ChainAdapter(Adapter):
         self._parts = {chunk: Chunk(self, part, chunk)
                        for chunk in part.chunks}
         return self._parts
+
+    def program(self, micro_batch: int) -> Program:
+        """The program of a micro-batch of this step."""
+        return self._now.programs[micro_batch]
+
+    @property
+    def _statistics(self) -> BatchStatistics:
+        return next(iter(self._parts.values())).statistics
 
     def choose(self, method: str | None) -> str:
         """Has predictions call a method or child link; its name."""
@@ -151,28 +178,25 @@ class ChainAdapter(Adapter):
                     dict(zip(kwargs, part[len(args):], strict=True)))
                    for part in batch.rows([*args, *kwargs.values()])]
         self.end('elsewhere')
-        self._step, self._function, self._sizes = step, function, batch.sizes
-        self._waiting = [*zip(batches, places, strict=True)]
+        self._now = now = _Step(step, function, batches, places, batch.sizes)
         part.state.begin(step, part.recorder.atomic)
-        self._statistics = next(iter(self._parts.values())).statistics
         # All ranks have all running averages.
         self._statistics.here = lambda link: part.placement.is_own(
             link, 'avg_mean')
         self._record(1)
         is_ahead = (step == 'train' and self._grid.replicas == 1
-                    and self.programs[0].layout.digest in self._usual)
+                    and now.programs[0].layout.digest in self._usual)
         if not is_ahead:
-            self._record(len(self._waiting))
+            self._record(len(now.waiting))
         if step == 'predict':
             self._form, *others = [nested.leaves(one.result)[1]
-                                   for one in self.programs]
+                                   for one in now.programs]
             if any(form != self._form for form in others):
                 raise ValueError('the outputs of the micro-batches differ in '
                                  'their form; they cannot be concatenated')
-        given = None
         if self._loss_weight is not None and step != 'predict':
-            given = [checked_weight(self._loss_weight(*args, **kwargs))
-                     for args, kwargs in batches]
+            now.weights = [checked_weight(self._loss_weight(*args, **kwargs))
+                           for args, kwargs in batches]
         if step == 'train' and self._loss_weight is None and (
                 found := _kinds(batch.arrays, [*args, *kwargs.values()])
                 - self._compared):
@@ -186,57 +210,53 @@ class ChainAdapter(Adapter):
                     warnings.warn_explicit(text, UserWarning,
                                            line.f_code.co_filename,
                                            line.f_lineno)
-        self._given = given
         if self._loss_weight is None:       # not that of the last step
             self.unit = 'samples'
         if not is_ahead:
             self.weigh()
-        self._compared_programs = len(self.programs)
-        return self._recorded(), given
+        now.compared = len(now.programs)
+        return now.found(), now.weights
 
     def weigh(self) -> list[float]:
         """See :meth:`.Adapter.weigh`."""
-        self._record(len(self._waiting))
-        if self._step == 'predict':
-            self.weights = [0.0] * len(self.programs)
-        elif self._given:
-            self.weights = self._given
+        now = self._now
+        self._record(len(now.waiting))
+        if now.kind == 'predict':
+            self.weights = [0.0] * len(now.programs)
+        elif now.weights:
+            self.weights = now.weights
         else:
             self.weights, self.unit = weights_of(
-                [one.labels for one in self.programs], self._sizes,
-                self._grid.replicas if self._step == 'train' else 1)
+                [one.labels for one in now.programs], now.sizes,
+                self._grid.replicas if now.kind == 'train' else 1)
         return self.weights
 
     def found_later(self) -> Any:
         """See :meth:`.Adapter.found_later`."""
-        return self._recorded()[self._compared_programs:]
-
-    def _recorded(self) -> list[Any]:
-        return [(one.layout.digest, zlib.crc32(
-            repr(one.numbers).encode())) for one in self.programs]
+        return self._now.found()[self._now.compared:]
 
     def _record(self, count: int) -> None:
         """Records so many of the micro-batches that wait."""
-        part, names = self._partition, self._partition.names
+        part, now, names = self._partition, self._now, self._partition.names
         if not count:
             return
         shaped = len(names.shaped)
         with part.recorder.placeholders():
-            for both, place in self._waiting[:count]:
+            for both, place in now.waiting[:count]:
                 part.state.resume()
                 try:
                     program = part.recorder.record(
-                        self._function, both, place, self._statistics)
+                        now.function, both, place, self._statistics)
                 except PlaceholderError as error:
                     raise NotTraced(str(error)) from error
                 finally:
-                    del self._waiting[0]
-                if self._step != 'predict':
+                    del now.waiting[0]
+                if now.kind != 'predict':
                     check_result(program.result)
                 part.state.note(program)
-                self.programs.append(program)
+                now.programs.append(program)
                 program.settle(part.placement.layout_of(program), part.chunks)
-        if not self._waiting:
+        if not now.waiting:
             part.state.end()
         for number, name in enumerate(names.shaped):
             if number >= shaped and name in part.placement.own:
@@ -248,15 +268,17 @@ class ChainAdapter(Adapter):
     def explain(self) -> None:
         """Raises an error that says which calls differ between ranks."""
         raise_together(self._grid.pipeline, lambda: {
-            name: one for index, program in enumerate(self.programs)
+            name: one for index, program in enumerate(self._now.programs)
             for name, one in program.description(
                 f' of micro-batch {index}').items()
-        } | {'the loss_weight': repr(self._given)}, NotTraced, dict, _SAME)
+        } | {'the loss_weight': repr(self._now.weights)}, NotTraced, dict,
+            _SAME)
 
     def reported(self, losses: list[Arrays]) -> Reports:
         """Returns what this rank's model has reported, and the loss."""
         found: Reports = {}
-        for weight, one in zip(self.weights, self.programs, strict=True):
+        for weight, one in zip(self.weights, self._now.programs,
+                               strict=True):
             for name, value in one.found.items():
                 add(found, name, report_of(value, weight))
         if self._is_last:
@@ -301,19 +323,20 @@ class ChainAdapter(Adapter):
 
     def end(self, failed: str = '') -> None:
         """See :meth:`.Adapter.end`."""
-        if not failed and self.programs and self._step == 'train':
-            self._usual.add(self.programs[0].layout.digest)
-        if failed == 'before' and self._statistics is not None:
+        now = self._now
+        if not failed and now.programs and now.kind == 'train':
+            self._usual.add(now.programs[0].layout.digest)
+        if failed == 'before' and now.kind:
             self._partition.state.undo()
             self._statistics.forget()
         elif failed == 'train':
             # What forward counts elsewhere is to be the same on all ranks.
             with contextlib.suppress(Exception), preserved():
-                self._record(len(self._waiting))
+                self._record(len(now.waiting))
             self._partition.state.undo()
-        for program in self.programs:
+        for program in now.programs:
             program.forget()
-        self._statistics, self.programs, self._waiting = None, [], []
+        self._now = _Step()
 
 
 def _kinds(arrays: list[Any], given: list[Any]) -> frozenset[str]:

@@ -176,8 +176,7 @@ class _Recording(Answering):
 
     def __init__(self, recorder: Recorder, place: Place,
                  statistics: BatchStatistics | None = None) -> None:
-        self.recorder, self._names = recorder, recorder.names
-        self.pipeline = recorder.pipeline
+        self.recorder, self.pipeline = recorder, recorder.pipeline
         self.program = Program(self._names, place)
         self._statistics = statistics or BatchStatistics()
         self._first_call: dict[int, int] = {}   # of each link, by its id
@@ -194,6 +193,10 @@ class _Recording(Answering):
         self._arrays = {path: parameter._data[0] for path, parameter
                         in self._names.parameters.items()}
         self._hooks = len(chainer.get_function_hooks())
+
+    @property
+    def _names(self) -> Names:
+        return self.recorder.names
 
     def record(self, run: Callable, both: Any) -> Program:
         """The program of a call with copies of arguments."""
