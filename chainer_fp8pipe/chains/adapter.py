@@ -96,7 +96,7 @@ class _Step:
     def found(self) -> list[Any]:
         """What ranks must have recorded alike."""
         return [(one.layout.digest, zlib.crc32(
-            repr(one.numbers).encode())) for one in self.programs]
+            repr(one.notes.numbers).encode())) for one in self.programs]
 
 
 class ChainAdapter(Adapter):
@@ -227,7 +227,7 @@ class ChainAdapter(Adapter):
             self.weights = now.weights
         else:
             self.weights, self.unit = weights_of(
-                [one.labels for one in now.programs], now.sizes,
+                [one.notes.labels for one in now.programs], now.sizes,
                 self._grid.replicas if now.kind == 'train' else 1)
         return self.weights
 

@@ -95,7 +95,7 @@ class Partition:
             later, _ = (self._recorded(function, both) if program.kept
                         else (program, {}))
         read = {key for key, value in program.kept.items()
-                if any((program, source) in later.pins
+                if any((program, source) in later.notes.pins
                        for source in sources_in(value))}
         kept = {key: value for key, value in kept.items()
                 if key in read or not nested.arrays(value)

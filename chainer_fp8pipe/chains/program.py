@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import chainer
@@ -46,6 +47,19 @@ class CallError(RuntimeError):
     """A call of a function failed; the cause is the exception."""
 
 
+@dataclass(eq=False)
+class Notes:
+    """What recording a program notes beside its calls."""
+
+    #: For each loss that leaves labels out, how many labels count (-1:
+    #: unknown), and how many it leaves out.
+    labels: list[tuple[int, int]] = field(default_factory=list)
+    #: Among the calls' attributes, which all ranks must share.
+    numbers: list[Any] = field(default_factory=list)
+    #: What stands for values of earlier programs, by program and name there.
+    pins: dict[tuple[Program, Source], Source] = field(default_factory=dict)
+
+
 class Program:
     """The calls of one micro-batch, and on this rank their values.
 
@@ -61,14 +75,7 @@ class Program:
         #: but copies of it; its attributes from before; and its arguments,
         #: with placeholders in both.  None: it is not made here.
         self.takes: list[tuple[Any, Any, tuple] | None] = []
-        #: For each loss that leaves labels out, how many labels count (-1:
-        #: unknown), and how many it leaves out.
-        self.labels: list[tuple[int, int]] = []
-        #: Among the calls' attributes, which all ranks must share.
-        self.numbers: list[Any] = []
-        #: What stands for values of earlier programs, by program and name
-        #: there.
-        self.pins: dict[tuple[Program, Source], Source] = {}
+        self.notes = Notes()
         self.result: Any = None                 # what forward returned
         self.reports: dict[str, Any] = {}       # by name
         #: Attributes of links that a later program may read; their values.
@@ -87,7 +94,7 @@ class Program:
 
     def pin(self, array: Any) -> Source:
         """Names a value that a link has kept from an earlier program."""
-        pins, key = self.pins, (array.program, array.source)
+        pins, key = self.notes.pins, (array.program, array.source)
         if key not in pins:
             chunk = array.program.chunk_of(array.source)
             if chunk is None:
@@ -110,7 +117,7 @@ class Program:
             + ', '.join(str(value.shape) for value in call.outputs.values())
             for number, call in enumerate(self.calls)} | {
             f'number {index} in the calls{where}': repr(one)
-            for index, one in enumerate(self.numbers)}
+            for index, one in enumerate(self.notes.numbers)}
 
     def key(self) -> Any:
         """Equal for programs with one layout."""
@@ -137,8 +144,7 @@ class Program:
     def forget(self) -> None:
         """Drops all but the values that a later program may read."""
         self.calls, self.takes, self.result = [], [], None
-        self.reports, self.found, self.pins = {}, {}, {}
-        self.labels, self.numbers = [], []
+        self.reports, self.found, self.notes = {}, {}, Notes()
 
     # --- a chunk -------------------------------------------------------------
 
@@ -163,7 +169,7 @@ class Program:
         real = functools.partial(self.real, values)
         values.update({
             pin: chainer.Variable(before.values[source], requires_grad=False)
-            for (before, source), pin in self.pins.items()
+            for (before, source), pin in self.notes.pins.items()
             if layout.chunks[pin.call] == chunk})
         numbers: dict[int, int] = {}
         found: dict[str, Any] = {}
@@ -258,7 +264,7 @@ class Program:
         if isinstance(source, str):
             found: Any = self.names.parameters[source]
         elif array.program is not self:
-            found = values.get(self.pins[array.program, source])
+            found = values.get(self.notes.pins[array.program, source])
         else:
             found = values.get(source)
             if found is not None and type(value) is Ahead:

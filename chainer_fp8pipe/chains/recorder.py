@@ -266,7 +266,7 @@ class _Recording(Answering):
         return True
 
     def leave_out(self, labels: Any, label: int) -> None:
-        self.program.labels.append(measure.counted(labels, label))
+        self.program.notes.labels.append(measure.counted(labels, label))
 
     def before_backward(self, outputs: Any) -> None:
         raise PlaceholderError(
@@ -299,7 +299,7 @@ class _Recording(Answering):
         key = self._forms.of(function, inputs)
         call = self.known.get(key) or self._new(key, node, inputs, original)
         for name in call.numbers:
-            program.numbers.append(own[name])
+            program.notes.numbers.append(own[name])
         if call.alone:
             _check_place(inputs, program.place)
             with suspended(), chainer.no_backprop_mode():

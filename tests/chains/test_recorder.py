@@ -393,7 +393,7 @@ def written(program):
          if not callable(value)}, list(map(about, arguments)))
         for call, (_, attributes, arguments) in zip(
             program.calls, program.takes, strict=True)] + [
-            repr(program.numbers)]
+            repr(program.notes.numbers)]
 
 
 def test_a_batch_is_recorded_as_if_it_were_the_first():
