@@ -100,7 +100,7 @@ class RunReport(extension.Extension):
         self._parts: list[record.Part] = [         # what will be written next
             _start(updater, self._ranks.size)]
         self._updater = updater
-        # Of the curves: what was reported since the last point.
+        # What was reported since the last point of the curves.
         self._values = chainer.reporter.DictSummary()
         self._begun = self._drawn = updater.iteration
         self._steps = _Steps(updater, self._parts, self._ranks.rank)

@@ -325,7 +325,7 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
 
 
 def layout(keys: Iterable[str]) -> set[str]:
-    """Of a state's keys those that ranks have alike that go on exactly."""
+    """The keys of a state that equal layouts have in common."""
     return {key for key in keys if key.startswith((MODEL, _LAYOUT))}
 
 

@@ -42,7 +42,7 @@ class Refusal(SystemExit):
 
 def _refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
     """Prints why, once, and ends all ranks with the exit code 2."""
-    # What has started the ranks may end all when the first one fails.
+    # mpiexec may end all ranks when the first one fails.
     say(str(refusal.code), command)
     request, end = comm.Ibarrier(), time.monotonic() + _PATIENCE
     while not request.Test():
